@@ -12,12 +12,13 @@ from polyfuse.autotune.alternatives import Alternative, Replacement, site_of
 from polyfuse.base.log import get_logger
 from polyfuse.ir.expr import load
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import Buffer, ExternCall, Node, Reduction, TemplateCall
+from polyfuse.ir.nodes import Buffer, ExternCall, Node, Pointwise, Reduction, TemplateCall
 from polyfuse.lowering.reductions.depthwise import DepthwiseLoops
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
 from polyfuse.lowering.reductions.gemm_narrow import inner_products, matvec, reading_less
 from polyfuse.lowering.reductions.gemm_prologue import with_prologue
 from polyfuse.lowering.reductions.gemm_split import columns_beside, split_depth, widened
+from polyfuse.lowering.reductions.gemm_transposed import with_rows_transposed
 from polyfuse.plugin import Backend, CallSite
 from polyfuse.schedule import Decision
 from polyfuse.schedule.reductions.gemm_reductions import Readers, epilogue_reductions, readers_of
@@ -61,7 +62,7 @@ class GeneratedGemm:
         backend: who generates it.
         form: the loops.
         removed: names of nodes whose work they do too.
-        before: calls that make what they read, once for each parameter.
+        before: what makes what they read: calls, once for each parameter, or a loop that transposes rows.
         buffers: what these write.
         reductions: names of reductions over its results that its epilogue begins.
         parts: into how many the depth is split.
@@ -71,7 +72,7 @@ class GeneratedGemm:
     backend: Backend
     form: GemmLoops
     removed: tuple[str, ...] = ()
-    before: tuple[ExternCall, ...] = ()
+    before: tuple[ExternCall | Pointwise, ...] = ()
     buffers: tuple[Buffer, ...] = ()
     reductions: tuple[str, ...] = ()
     parts: int = 1
@@ -210,9 +211,14 @@ def narrow_gemm(
         return None
     narrow = reading_less(graph, call, form, backend.narrow_weight_rows)
     if narrow is not None:
-        parts = _parts(narrow.loops, backend, _beside(graph, call, form, backend))
+        loops, info = narrow.loops, backend.target_info(form.accumulator.device)
+        turned = with_rows_transposed(loops, info, graph.buffers)
+        loops = loops if turned is None else turned.form
+        parts = _parts(loops, backend, _beside(graph, call, form, backend))
         name = f"{backend.name}{PROLOGUE}{SPLIT if parts > 1 else ''}"
-        item = GeneratedGemm(name, backend, narrow.loops, narrow.removed, parts=parts)
+        item = GeneratedGemm(name, backend, loops, narrow.removed, parts=parts)
+        if turned is not None:
+            item = replace(item, before=(turned.copy,), buffers=(turned.buffer,))
     else:
         streamed = _streamed(graph, form, backend, _beside(graph, call, form, backend))
         if streamed is None:

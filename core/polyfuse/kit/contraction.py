@@ -42,20 +42,35 @@ def backward_slice(
 
 _LONG = 32
 """Steps of a depth that are worth reading by themselves."""
+_GRAIN = 128
+"""Steps of which each part has a multiple, at most."""
+_LONGER = 1.1
+"""How much longer than the mean a part may be."""
 
 
-def divided_axis(sizes: Sequence[IndexLike], parts: int) -> int:
-    """The position of the axis of a depth that is divided into some parts; -1 where there is none.
+def divided_depth(sizes: Sequence[IndexLike], parts: int) -> tuple[int, int]:
+    """The position of the axis of a depth that is divided into some parts, and the steps of each part;
+    (-1, 0) where there is none. Of the first axis, the last part may have fewer.
 
     It is the first one, but for an odd count in each part where a later axis has an even count of 32 or more.
     """
-    whole = [k for k, size in enumerate(sizes) if isinstance(size, int) and size % parts == 0]
-    even = [
-        k
-        for k, size in enumerate(sizes)
-        if isinstance(size, int) and size % (2 * parts) == 0 and (k == whole[0] or size // parts >= _LONG)
-    ]
-    return (even or whole or [-1])[0]
+    steps = [(k, _steps_each(n, parts), n) for k, n in enumerate(sizes) if isinstance(n, int)]
+    found = [(k, each) for k, each, n in steps if each and (k == 0 or each * parts == n)]
+    even = [(k, each) for k, each in found if each % 2 == 0 and (k == found[0][0] or each >= _LONG)]
+    return (even or found or [(-1, 0)])[0]
+
+
+def _steps_each(size: int, parts: int) -> int:
+    """Steps of each part but the last one: a multiple of the largest power of two that makes no part much
+    longer than others. 0 where there are too few.
+    """
+    grain = min(_GRAIN, size & -size)
+    while grain:
+        each = -(-size // (parts * grain)) * grain
+        if each * parts <= _LONGER * size and each * (parts - 1) < size:
+            return each
+        grain //= 2
+    return 0
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,8 @@ class TargetInfo:
             fused with kernels that work along rows.
         repeated_row: longest row whose reductions (a normalisation) are computed again by each thread block
             of a matmul of that row and a matrix, instead of by one block before. 0: never.
+        transposed_rows: fewest and most rows that are stored transposed for a GEMM whose weight is signed
+            bytes that are only converted to bf16: its kernel reads the depth in an order that suits these.
         paired_gemm_rows: most rows (or columns, the fewer of both) of two GEMMs of one operand that a kernel
             computes side by side, so that its epilogue reads both sums: a gate and the projection that it
             multiplies. 0: none.
@@ -108,6 +110,7 @@ class TargetInfo:
     licm: bool = True
     recomputed_points: int = 0
     launch_bytes: int = 0
+    transposed_rows: tuple[int, int] = (0, 0)
     paired_gemm_rows: int = 0
     column_reductions: bool = False
     repeated_row: int = 0

@@ -22,6 +22,9 @@ _BIASED_ROWS = 24
 24 and more half as long, or as long.
 """
 
+_FEWEST_TRANSPOSED = 17
+"""Rows from which on four warps multiply together."""
+
 
 def target_info_of(target: Target, column_reductions: bool = False) -> TargetInfo:
     """The shape of a GPU: hundreds of programs at once, rows in registers, kernels that are dear to start."""
@@ -35,6 +38,7 @@ def target_info_of(target: Target, column_reductions: bool = False) -> TargetInf
         two_pass_row=16 << 10,
         licm=False,
         launch_bytes=4 << 20,
+        transposed_rows=(_FEWEST_TRANSPOSED, FEW_ROWS) if target.arch >= STREAMING else (0, 0),
         paired_gemm_rows=FEW_ROWS if target.arch >= STREAMING else 0,
         column_reductions=column_reductions,
         repeated_row=_REPEATED_ROW,

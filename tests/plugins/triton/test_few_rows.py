@@ -71,7 +71,7 @@ def test_every_multiprocessor_reads(columns: int, depth: int, parts: int, weight
 
 
 @pytest.mark.parametrize(
-    "rows, columns, depth, parts", [(1, 4096, 11008, 2), (64, 4096, 11008, 2), (8, 4096, 14336, 8)]
+    "rows, columns, depth, parts", [(1, 4096, 11008, 8), (16, 4096, 11008, 8), (8, 4096, 14336, 8)]
 )
 def test_parts_of_bytes_have_whole_steps(rows: int, columns: int, depth: int, parts: int) -> None:
     """11008 is 43 times 256, and eight parts would be walked in steps of 32 bytes."""
@@ -95,6 +95,16 @@ def test_wide_tiles_of_halves_of_bytes(rows: int, columns: int, depth: int, part
     assert streaming_parts(found, HOPPER) == parts
     config = configs(kernel_of(int4_text(rows, columns, 128, parts)), HOPPER)[0]
     assert (config.get("m"), config.get("k")) == ((128, 64) if side == 128 else (64, 128))
+
+
+@pytest.mark.parametrize(
+    "rows, columns, parts, stages", [(32, 4096, 4, 3), (32, 14336, 2, 2), (64, 4096, 4, 3)]
+)
+def test_more_stages_where_all_programs_are_there_at_once(
+    rows: int, columns: int, parts: int, stages: int
+) -> None:
+    config = configs(kernel_of(int4_text(rows, columns, 128, parts)), HOPPER)[0]
+    assert (config.get("m"), config.get("k"), config.get("stages")) == (64, 128, stages)
 
 
 def test_what_is_left_to_the_library() -> None:
@@ -319,8 +329,9 @@ def test_narrow_weights_are_split_by_groups(rows: int, columns: int, depth: int,
         (8, 4096, 32, 64, 4),
         (16, 11008, 32, 64, 2),
         (64, 11008, 128, 16, 2),
-        # 43 groups in each part are no whole steps of two: of each group, half
-        (8, 4096, 86, 64, 2),
+        # 22, 22, 22 and 20 groups, since a step has two
+        (8, 4096, 86, 64, 4),
+        (64, 4096, 86, 64, 4),
         (8, 4096, 43, 16, 1),
     ],
 )
@@ -339,9 +350,9 @@ def test_parts_of_weights_of_halves_are_whole_steps(
 
 
 @pytest.mark.parametrize(
-    "groups, size, parts", [(86, 64, 4), (86, 32, 2), (88, 64, 8), (43, 64, 4), (43, 16, 1)]
+    "groups, size, parts", [(86, 64, 8), (86, 32, 8), (88, 64, 8), (43, 64, 4), (43, 16, 2)]
 )
-def test_groups_are_divided_where_their_number_is_not(groups: int, size: int, parts: int) -> None:
+def test_the_last_part_may_have_fewer_groups(groups: int, size: int, parts: int) -> None:
     row, column, group, inside = axis("i0", 8), axis("i1", 4096), axis("k1", groups), axis("k0", size)
     depth, step = groups * size, group * size + inside
     x = load("x", row * depth + step, DType.bf16)

@@ -113,8 +113,8 @@ def test_layers(name: str, rows: int, group: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("rows", [8, 33])
-def test_parts_of_each_group(rows: int) -> None:
-    """22 groups are divided once, and then each group is."""
+def test_parts_of_unequal_length(rows: int) -> None:
+    """Of 22 groups one part has 12, since a step has two."""
     assert not in_interpreter(faults, "low_first", rows, 128, torch.bfloat16, False, 22 * 128)
 
 

@@ -171,8 +171,13 @@ def test_factors_and_several_readers(run: Any) -> None:
     assert streamed(report) == ["cpp+split"]
 
 
+def test_the_last_part_may_be_shorter(run: Any) -> None:
+    """Of 70 steps, 18, 18, 18 and 16."""
+    assert streamed(run(layer, of(5, 70), of(48, 70), of(48), parts=4)) == ["cpp+split"]
+
+
 def test_depths_that_have_no_such_parts_are_left_to_the_library(run: Any) -> None:
-    report = run(layer, of(5, 70), of(48, 70), of(48), parts=4)
+    report = run(layer, of(5, 70), of(48, 70), of(48), parts=48)
     assert not streamed(report) and report.extern_calls
 
 

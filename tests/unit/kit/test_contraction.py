@@ -13,6 +13,7 @@ from gemm_kernels import kernels_of
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.types import DType
 from polyfuse.kit import Contraction, match
+from polyfuse.kit.contraction import divided_depth
 from polyfuse.symbolic import axis_size
 
 
@@ -75,6 +76,24 @@ def test_groups_of_a_convolution_are_a_batch() -> None:
     found = match(kernels[0])
     assert found is not None
     assert found.shape == (2, 2 * 7 * 7, 3, 2 * 3 * 3)
+
+
+@pytest.mark.parametrize(
+    "sizes, parts, expected",
+    [
+        ((4096,), 2, (0, 2048)),
+        # the last part is shorter, and each begins at a multiple of as much as leaves it long enough
+        ((11008,), 6, (0, 1920)),
+        ((86, 64, 2), 4, (0, 22)),
+        ((86, 64, 2), 8, (0, 11)),
+        # an odd count in each part, but an even one of a later axis
+        ((6, 64), 2, (1, 32)),
+        ((3, 3, 4), 2, (2, 2)),
+        ((5,), 4, (-1, 0)),
+    ],
+)
+def test_a_depth_is_divided(sizes: tuple[int, ...], parts: int, expected: tuple[int, int]) -> None:
+    assert divided_depth(sizes, parts) == expected
 
 
 @pytest.mark.quick(2)

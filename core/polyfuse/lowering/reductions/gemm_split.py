@@ -5,14 +5,15 @@ reduction, so that it fuses with what follows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from polyfuse.ir.expr import Expr, apply, load, reindex, rewrite
+from polyfuse.ir.expr import Expr, apply, const, load, reindex, rewrite
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, LoopNode, Reduction, TemplateCall, View
-from polyfuse.kit.contraction import divided_axis
+from polyfuse.kit.contraction import divided_depth
+from polyfuse.lowering.indexing.conditions import at_least, masked
 from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable
 from polyfuse.symbolic import axis, axis_name, axis_size, bounds
 
@@ -31,25 +32,32 @@ class SplitGemm:
 
 
 def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
-    """A GEMM with its depth in so many equal parts, which are added in their order. Of a depth of several
-    axes it is the one of `divided_axis`.
+    """A GEMM with its depth in so many parts, which are added in their order. Of a depth of several axes it
+    is the one of `divided_depth`. Where that has no equal parts, the last one begins within the one before
+    it, and counts for nothing until that has ended: then one operand has to be read as it is.
 
     Raises:
         Unavailable: the depth has no such parts, or a size has no bound.
     """
     gemm, total = form.gemm, form.accumulator
     sizes, dtype = [axis_size(a) for a in gemm.raxes], total.dtype
-    position = divided_axis(sizes, parts)
+    position, count = divided_depth(sizes, parts)
     if position < 0:
         raise Unavailable(f"its depth is not divided into {parts} parts")
-    depth, steps = gemm.raxes[position], sizes[position]
+    depth, size = gemm.raxes[position], sizes[position]
+    assert isinstance(size, int)
+    part, inside = axis("s0", parts), axis(axis_name(depth), count)
+    # of the last part, steps that the one before it has had
+    again = (count * parts - size) * (part // (parts - 1))
+    moved = {axis_name(depth): part * count - again + inside}
+    values = [reindex(value, moved) for value in gemm.values]
+    if count * parts > size:
+        values = _counted_once(values, at_least(inside, again))
     # parts of a size that is known only at run time lie as far apart as they may be long, so that no size is
     # a factor of a stride
-    count = bounds(total.numel)[1]
-    if dtype is None or count is None:
+    apart = bounds(total.numel)[1]
+    if dtype is None or apart is None:
         raise Unavailable("the size of its result has no bound")
-    part, inside = axis("s0", parts), axis(axis_name(depth), steps // parts)
-    moved = {axis_name(depth): part * (steps // parts) + inside}
     name = f"{total.name}_parts"
     each = replace(
         gemm,
@@ -57,8 +65,8 @@ def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
         axes=(part, *gemm.axes),
         raxes=(*gemm.raxes[:position], inside, *gemm.raxes[position + 1 :]),
         outputs=(name,),
-        index=part * count + gemm.index,
-        values=tuple(reindex(value, moved) for value in gemm.values),
+        index=part * apart + gemm.index,
+        values=tuple(values),
     )
 
     def added(expr: Expr) -> Expr:
@@ -66,12 +74,23 @@ def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
             return expr
         found = load(name, expr.index, dtype)
         for number in range(1, parts):
-            found = apply("add", found, load(name, expr.index + number * count, dtype))
+            found = apply("add", found, load(name, expr.index + number * apart, dtype))
         return found
 
     finish = replace(form.finish, value=rewrite(form.finish.value, added))
-    buffer = replace(total, name=name, size=(parts, *total.size), stride=(count, *total.stride))
+    buffer = replace(total, name=name, size=(parts, *total.size), stride=(apart, *total.stride))
     return SplitGemm((each, finish), buffer)
+
+
+def _counted_once(values: Sequence[Expr], condition: Expr) -> list[Expr]:
+    """The operands of a GEMM, of which one is zero where a condition does not hold: the first that is read as
+    it is.
+    """
+    for number, value in enumerate(values):
+        if value.op == "load" and not value.args:
+            zero = masked(value, condition, const(0, value.dtype))
+            return [*values[:number], zero, *values[number + 1 :]]
+    raise Unavailable("no operand is read as it is")
 
 
 def columns_beside(graph: Graph, call: TemplateCall, gemm: Reduction) -> int:

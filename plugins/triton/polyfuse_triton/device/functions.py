@@ -25,6 +25,7 @@ from polyfuse_triton.device.libdevice import (
 )
 from polyfuse_triton.device.lines import scaled_lines
 from polyfuse_triton.device.philox import random_bits, random_normal, random_uniform
+from polyfuse_triton.device.words import signed_words, transposed_rows
 from polyfuse_triton.sort.keys import sort_key, sort_rank
 
 __all__ = [
@@ -67,12 +68,14 @@ __all__ = [
     "sigmoid",
     "sign",
     "signed_byte_bf16",
+    "signed_words",
     "sort_key",
     "sort_rank",
     "publish",
     "to_f8e4m3",
     "to_f8e4m3_nan",
     "to_f8e5m2",
+    "transposed_rows",
 ]
 __all__ += combine.__all__
 

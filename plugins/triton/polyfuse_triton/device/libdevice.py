@@ -9,6 +9,7 @@ import triton.language as tl
 
 __all__ = [
     "anywhere",
+    "four_of_bytes",
     "high_half",
     "libdevice",
     "low_half",
@@ -27,6 +28,7 @@ low_half: Any
 high_half: Any
 signed_bits: Any
 pair_of_halves: Any
+four_of_bytes: Any
 wait_for_cluster: Any
 if triton.knobs.runtime.interpret:
     from polyfuse_triton.device import interpret, plain_bytes
@@ -35,6 +37,7 @@ if triton.knobs.runtime.interpret:
     low_half, high_half = plain_bytes.low_half, plain_bytes.high_half
     signed_bits = plain_bytes.signed_bits
     pair_of_halves = plain_bytes.pair_of_halves
+    four_of_bytes = plain_bytes.four_of_bytes
     quick_exp2 = interpret.exp2  # type: ignore[attr-defined]
 
     @triton.jit
@@ -177,3 +180,27 @@ else:
             is_pure=True,
             pack=1,
         )
+
+    @triton.jit
+    def four_of_bytes(word: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+        """The signed bytes of a word as bf16: as differences whose sign's bit makes 256 of 128."""
+        n0, n2, n1, n3 = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 low, sign, upper;
+            lop3.b32 low, $4, 0x007F007F, 0x43004300, 0xEA;
+            lop3.b32 sign, $4, 0x00800080, 0x43004300, 0xEA;
+            sub.rn.bf16x2 low, low, sign;
+            mov.b32 {$0, $1}, low;
+            shr.u32 upper, $4, 8;
+            lop3.b32 low, upper, 0x007F007F, 0x43004300, 0xEA;
+            lop3.b32 sign, upper, 0x00800080, 0x43004300, 0xEA;
+            sub.rn.bf16x2 low, low, sign;
+            mov.b32 {$2, $3}, low;
+            }""",
+            "=h,=h,=h,=h,r",
+            [word],
+            dtype=(tl.bfloat16,) * 4,
+            is_pure=True,
+            pack=1,
+        )
+        return n0, n1, n2, n3

@@ -5,7 +5,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["high_half", "low_half", "pair_of_halves", "signed_bits"]
+__all__ = [
+    "four_of_bytes",
+    "high_half",
+    "low_half",
+    "pair_of_halves",
+    "signed_bits",
+]
 
 
 @triton.jit
@@ -41,3 +47,12 @@ def pair_of_halves(
     low = ((byte & 15).to(tl.float32) - less).to(tl.bfloat16).to(tl.float32)
     high = ((byte >> 4 & 15).to(tl.float32) - less).to(tl.bfloat16).to(tl.float32)
     return (low * times).to(tl.bfloat16), (high * times).to(tl.bfloat16)
+
+
+@triton.jit
+def four_of_bytes(word: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """The signed bytes of a word as bf16."""
+    n0 = (word << 24 >> 24).to(tl.float32).to(tl.bfloat16)
+    n1 = (word << 16 >> 24).to(tl.float32).to(tl.bfloat16)
+    n2 = (word << 8 >> 24).to(tl.float32).to(tl.bfloat16)
+    return n0, n1, n2, (word >> 24).to(tl.float32).to(tl.bfloat16)

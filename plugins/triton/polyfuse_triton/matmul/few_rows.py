@@ -13,7 +13,7 @@ from typing import Final
 from polyfuse.ir.expr import Expr, loads
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
-from polyfuse.kit.contraction import Contraction, Operand, divided_axis
+from polyfuse.kit.contraction import Contraction, Operand, divided_depth
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, bounds, coefficient, free_axes, product
 from polyfuse_triton.matmul.narrow import LONG_STEP, narrow_of
 from polyfuse_triton.target import FEW_ROWS, STREAMING, Target
@@ -97,20 +97,16 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
     inside, depth = _byte_axes(matmul), prod(counts[2:])
     half = len(inside) < len(matmul.raxes)
     group = counts[1 + max(k for k, a in enumerate(matmul.raxes, 1) if axis_name(a) in inside)]
-    # no shorter steps than without parts
-    step = 1 if len(matmul.raxes) > 1 else min(depth & -depth, _NARROW_DEPTH)
     read = prod(n for a, n in zip(matmul.raxes, counts[2:], strict=True) if axis_name(a) in inside)
 
-    def most(side: int, least: int, enough: float) -> int:
-        """Parts of at least so many numbers, until there are enough programs for each multiprocessor."""
+    def most(side: int, length: int, least: int, enough: float) -> int:
+        """Parts of at least so many numbers, until there are enough programs for each multiprocessor;
+        `length`: bytes of a step, 0 where each has one number.
+        """
         tiles, parts = -(-columns // side), 1
         while parts < _MOST_PARTS and tiles * parts < _RESIDENT * target.multiprocessors:
             more = 2 * parts
-            if (
-                depth // more < least
-                or depth // more % step
-                or not _is_divided(matmul, counts[2:], more, half)
-            ):
+            if depth // more < least or not _is_divided(matmul, counts[2:], more, length):
                 break
             # the sums are four bytes each, written and read
             if more * rows * 8 * _PARTIAL > read and tiles * parts >= enough * target.multiprocessors:
@@ -118,33 +114,39 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
             parts = more
         return parts
 
+    transposed = _transposed(matmul)
+    if transposed:
+        return _transposed_parts(matmul, transposed, target)
     if not half:
-        return most(_narrow_side(rows, half, group & -group < LONG_STEP), _SHORTEST, 7 / 8)
+        return most(_narrow_side(rows, half, group & -group < LONG_STEP), 0, _SHORTEST, 7 / 8)
     tile = _joined_tile(rows, group)
-    wide = most(_WIDE.side, 2 * _FEWEST_STEPS * 2 * _WIDE.length, 2.0)
+    wide = most(_WIDE.side, 2 * _WIDE.length, 2 * _FEWEST_STEPS * 2 * _WIDE.length, 2.0)
     if _is_wide(rows, columns, group, wide, target):
         return wide
-    return most(tile.side, _FEWEST_STEPS * 2 * tile.length, 2.0)
+    return most(tile.side, tile.length, _FEWEST_STEPS * 2 * tile.length, 2.0)
 
 
-def _is_divided(matmul: Reduction, sizes: Sequence[int], parts: int, half: bool) -> bool:
+def _is_divided(matmul: Reduction, sizes: Sequence[int], parts: int, length: int) -> bool:
     """Whether the axis that is divided into some parts leaves each enough of it: several groups, or, of each
-    group, what an instruction takes. Where a byte holds two numbers (`half`), whole steps.
+    group, what an instruction takes. Where a byte holds two numbers, whole steps of so many bytes.
     """
-    position = divided_axis(sizes, parts)
+    position, left = divided_depth(sizes, parts)
     if position < 0:
         return False
-    left, name = sizes[position] // parts, axis_name(matmul.raxes[position])
+    name = axis_name(matmul.raxes[position])
     read = [load for load in loads(*matmul.values) if load.dtype.itemsize == 1 and not load.indirect]
     along = [any(coefficient(load.index, axis_name(a)) == 1 for load in read) for a in matmul.raxes]
     if name not in _byte_axes(matmul):
         return False
-    if not half:
-        return left >= (_INSTRUCTION if len(sizes) > 1 and along[position] else 2)
+    if not length:
+        if len(sizes) == 1:
+            # no shorter steps than without parts
+            return left % min(sizes[0] & -sizes[0], _NARROW_DEPTH) == 0
+        return left >= (_INSTRUCTION if along[position] else 2)
     if along[position]:
         return left >= 2 * _INSTRUCTION
     group = next(n for n, inner in zip(sizes, along, strict=True) if inner)
-    return left % max(1, _joined_length(group) // group) == 0
+    return left % max(1, length // group) == 0
 
 
 def narrow_rows(matmul: Reduction) -> tuple[int, int]:
@@ -218,6 +220,35 @@ _WIDE: Final = _JoinedTile(_NARROW_SIDE, _LONG_GROUP, _WARPS, 3)
 """The tile of which each multiprocessor has two or three at a time, with more than 16 rows."""
 
 
+_TRANSPOSED: Final = _JoinedTile(_SIDE, 2 * _LONG_GROUP, _WARPS, 3)
+"""The tile of whole bytes whose rows are transposed."""
+
+
+def _transposed(matmul: Reduction) -> int:
+    """How many rows lie side by side in the operand that is read as it is; 0 where the depth does."""
+    if len(matmul.raxes) > 1:
+        return 0
+    steps = [
+        coefficient(value.index, axis_name(matmul.raxes[0]))
+        for value in matmul.values
+        if value.op == "load" and not value.args
+    ]
+    return steps[0] if len(steps) == 1 and isinstance(steps[0], int) and steps[0] > 1 else 0
+
+
+def _transposed_parts(matmul: Reduction, rows: int, target: Target) -> int:
+    """Parts of whole bytes whose rows are transposed, so many: as many as all programs are there at once."""
+    columns, depth = max(map(_most, map(axis_size, matmul.axes))), _most(axis_size(matmul.raxes[0]))
+    tile, tiles = _TRANSPOSED, -(-columns // _TRANSPOSED.side)
+    shared = tile.stages * tile.length * (tile.side + 2 * rows)
+    parts = min(
+        _MOST_PARTS, target.shared_bytes // shared * target.multiprocessors // tiles, depth // _SHORTEST
+    )
+    while parts > 1 and divided_depth([depth], parts)[1] % min(depth & -depth, tile.length):
+        parts -= 1
+    return max(1, parts)
+
+
 def _is_wide(rows: int, columns: int, group: int, parts: int, target: Target) -> bool:
     """Whether `_WIDE` is faster: where its programs are as many as multiprocessors have at a time."""
     programs = -(-columns // _WIDE.side) * parts / target.multiprocessors
@@ -226,15 +257,20 @@ def _is_wide(rows: int, columns: int, group: int, parts: int, target: Target) ->
 
 def wide_tile(found: Contraction, target: Target) -> tuple[int, int, int, int] | None:
     """Columns of the weight and bytes of a tile, warps and stages, where a byte's numbers are multiplied at
-    once in wide tiles; None for others.
+    once in wide tiles, or in more stages, since all programs are there at once; None for others.
     """
     narrow = narrow_of(found)
     if narrow is None or not narrow.joined:
         return None
     columns, rows, parts = (_extent(axes) for axes in (found.rows, found.columns, found.batch))
-    if not _is_wide(rows, columns, narrow.sizes[-1], parts, target):
+    group, tile = narrow.sizes[-1], _joined_tile(rows, narrow.sizes[-1])
+    if _is_wide(rows, columns, group, parts, target):
+        tile = _WIDE
+    elif _FEW < rows <= _MANY and -(-columns // tile.side) * parts <= _MOST_WIDE * target.multiprocessors:
+        tile = replace(tile, stages=max(tile.stages, _HALF_STAGES))
+    else:
         return None
-    return _WIDE.side, _WIDE.length, _WIDE.warps, _WIDE.stages
+    return tile.side, min(tile.length, narrow.longest), tile.warps, tile.stages
 
 
 def _joined_length(group: int) -> int:
@@ -311,6 +347,9 @@ def tile_of(found: Contraction) -> tuple[int, int, int, int, int]:
     narrow = narrow_of(found)
     if narrow is not None:
         few = power_of_two(_extent(found.columns))
+        if narrow.transposed:
+            tile = _TRANSPOSED
+            return tile.side, max(16, few), min(narrow.longest, tile.length), tile.warps, tile.stages
         if narrow.joined:
             tile = _joined_tile(few, narrow.sizes[-1])
             return tile.side, max(8, few), min(narrow.longest, tile.length), tile.warps, tile.stages

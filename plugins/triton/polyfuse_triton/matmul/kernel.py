@@ -8,7 +8,7 @@ from math import gcd
 from typing import Any
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.statements import Cast, Constant, Load, Statement, Store, indices, with_index
+from polyfuse.ir.statements import Cast, Constant, IndexValue, Load, Statement, Store, indices, with_index
 from polyfuse.ir.types import DType
 from polyfuse.kit import KernelFacts, Writer
 from polyfuse.kit.contraction import Operand
@@ -31,6 +31,7 @@ from polyfuse_triton.matmul.narrow import (
     LONG_STEP,
     STEP,
     TURN,
+    WORDS,
     Narrow,
     factored,
     stepped,
@@ -192,7 +193,9 @@ class _Writing:
         """The loop over the depth, which leaves the sum in `acc`."""
         narrow = self._found.narrow
         if narrow is not None:
-            if narrow.joined:
+            if narrow.transposed:
+                self._write_transposed_sum(narrow)
+            elif narrow.joined:
                 self._write_joined_sum(narrow)
             else:
                 self._write_narrow_sum(narrow)
@@ -224,7 +227,7 @@ class _Writing:
         out, found = self._out, self._found.contraction
         sides = ((found.left, "mk", "a"), (found.right, "kn", "b"))
         made, dims, letter = sides[0 if narrow.is_left else 1]
-        other, other_dims, other_letter = sides[1 if narrow.is_left else 0]
+        _, other_dims, other_letter = sides[1 if narrow.is_left else 0]
         scope = NarrowScope(*self._scope_parts(dims, letter))
         scope.wanted = made.dtype
         moved = {stmt.targets[0]: self._moved_statement[id(stmt)] for stmt in made.body}
@@ -241,11 +244,12 @@ class _Writing:
         rounds = narrow.bytes // (self._plan.k * turns)
         positions = [{TURN: turn} for turn in range(turns)]
         out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {kind})")
-        held = [self._asked(scope, of_step, {**position, STEP: 0}, before) for position in positions]
+        first = self._first(narrow, self._plan.k * turns)
+        held = [self._asked(scope, of_step, {**position, STEP: first}, before) for position in positions]
         for turn, values in enumerate(held):
             for number, value in enumerate(values):
                 out.line(f"next{turn}_{number} = {value.text}")
-        out.line(f"for {STEP} in range(0, {rounds}):")
+        out.line(f"for {STEP} in range({self.coordinates.extent(first)}, {rounds}):")
         with out.indented(), out.detached() as lines:
             if of_step:
                 out.line(f"{AHEAD} = tl.minimum({STEP} + 1, {rounds - 1})")
@@ -259,9 +263,7 @@ class _Writing:
                 later: dict[str, IndexLike] = {**position, STEP: axis(AHEAD, rounds)}
                 for number, value in enumerate(self._asked(scope, of_step, later, before)):
                     out.line(f"next{turn}_{number} = {value.text}")
-            plain = other.plain
-            assert plain is not None
-            load = self._moved_statement[id(plain)]
+            load = self._unmasked(narrow)
             for position, given in zip(positions, known, strict=True):
                 total = "part" if factors else "acc"
                 if factors:
@@ -275,6 +277,34 @@ class _Writing:
                 if factors:
                     scales = " * ".join(scope.typed(scope.value(factor)) for factor in factors)
                     out.line(f"acc += part * ({scales})")
+        with out.indented():
+            for line in self.coordinates.loop_lines(lines):
+                out.line(line)
+            out.add(lines)
+
+    def _write_transposed_sum(self, narrow: Narrow) -> None:
+        """The same of bytes that are only converted, by rows that are stored transposed: of these any order
+        of the depth may be read, such as the one in which each thread has sixteen bytes of its own.
+        """
+        out, found = self._out, self._found.contraction
+        scope = LineScope(*self._scope_parts("mk", "a"))
+        rows = NarrowScope(*self._scope_parts("kn", "b"))
+        load, read = self._unmasked(narrow), self._moved_statement[id(found.left.body[0])]
+        out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {triton_type(found.dtype)})")
+        first = self.coordinates.extent(self._first(narrow, self._plan.k))
+        out.line(f"for {STEP} in range({first}, {narrow.bytes // self._plan.k}):")
+        with out.indented(), out.detached() as lines:
+            assert isinstance(read, Load)
+            by_words = self._reads_lines and self._plan.k % WORDS == 0
+            tile = scope.converted(read) if by_words else None
+            address = rows.indexer().address(substitute(load.index, {INSIDE: 0}))
+            at = rows.spread(address.of(self.arguments[load.buffer]), address.dims, frozenset("n"))
+            ordered = f"transposed_rows({at}, KBLOCK, {narrow.transposed}, {tile is not None})"
+            if tile is None:
+                moved = tuple(self._moved_statement[id(stmt)] for stmt in found.left.body)
+                scope.at(moved, {}, {})
+                tile = self._narrow_tile(scope, found.left.value, found.left, "mk")
+            out.line(f"acc = tl.dot({tile}, {ordered}, acc{self._precision()})")
         with out.indented():
             for line in self.coordinates.loop_lines(lines):
                 out.line(line)
@@ -296,7 +326,8 @@ class _Writing:
         inner = (narrow.depth[-1], narrow.half)
         own = self._of_step(moved, before, inner)
         out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {triton_type(found.dtype)})")
-        out.line(f"for {STEP} in range(0, {narrow.bytes // self._plan.k}):")
+        first = self.coordinates.extent(self._first(narrow, self._plan.k))
+        out.line(f"for {STEP} in range({first}, {narrow.bytes // self._plan.k}):")
         with out.indented(), out.detached() as lines:
             columns = GroupScope(*self._scope_parts(f"m{GROUP}", "u"))
             columns.at(own, {}, before)
@@ -305,15 +336,14 @@ class _Writing:
                 value = columns.value(stmt.targets[0])
                 text = columns.spread(columns.typed(value), value.dims, frozenset(f"m{GROUP}"))
                 groups[stmt.targets[0]] = value, text
-            plain = found.right.plain
-            assert plain is not None
             row = NarrowScope(*self._scope_parts(f"n{BOTH}", "b"))
             of_both = axis(BOTH, 2 * self._plan.k)
             in_order = {INSIDE: of_both // 2, HALF: of_both % 2}
-            load = with_index(self._moved_statement[id(plain)], lambda index: substitute(index, in_order))
+            load = with_index(self._unmasked(narrow), lambda index: substitute(index, in_order))
             beside = row.evaluate(load)
             tile = row.spread(beside.text, beside.dims, frozenset(f"n{BOTH}"))
-            both = self._scaled_lines(scope, moved, before, groups) if self._reads_lines else None
+            name = found.left.value
+            both = scope.halves_of(name, moved, before, groups) if self._reads_lines else None
             if both is None:
                 both = self._joined_halves(scope, moved, before, groups, narrow)
             out.line(f"acc = tl.dot({both}, tl.trans({tile}), acc{self._precision()})")
@@ -342,33 +372,6 @@ class _Writing:
             halves.append(self._narrow_tile(scope, made.value, made, "mk"))
         return f"tl.reshape(tl.join({', '.join(halves)}), [MBLOCK, {BOTH.upper()}BLOCK])"
 
-    def _scaled_lines(
-        self,
-        scope: LineScope,
-        moved: Mapping[str, Statement],
-        before: Mapping[str, Value],
-        groups: Mapping[str, tuple[Value, str]],
-    ) -> str | None:
-        """The same computed by pairs of numbers, where they are no more than scaled by groups."""
-
-        def of_group(name: str) -> str:
-            stmt = moved.get(name)
-            while isinstance(stmt, Cast) and not stmt.bitwise and stmt.dtype.is_float:
-                name = stmt.arg
-                stmt = moved.get(name)
-            return name if name in groups and groups[name][0].dtype is DType.bf16 else ""
-
-        def text_of(factor: str | float) -> str:
-            if isinstance(factor, str):
-                return groups[factor][1]
-            return f"tl.full([MBLOCK, {GROUP.upper()}BLOCK], {factor}, tl.bfloat16)"
-
-        halves = []
-        for number in (0, 1):
-            scope.at(tuple(moved.values()), {HALF: number}, before)
-            halves.append(scope.half_of(self._found.contraction.left.value, of_group))
-        return scope.scaled(halves, text_of)
-
     def _of_step(
         self, moved: Mapping[str, Statement], before: Mapping[str, Value], inner: Sequence[str]
     ) -> list[Load]:
@@ -378,6 +381,20 @@ class _Writing:
             for name, stmt in moved.items()
             if isinstance(stmt, Load) and name not in before and self._uniform(name, inner)
         ]
+
+    def _first(self, narrow: Narrow, length: int) -> IndexLike:
+        """The first round, of so many bytes, that counts."""
+        if narrow.skipped is None:
+            return 0
+        skipped = self._moved_statement[id(narrow.skipped)]
+        assert isinstance(skipped, IndexValue)
+        return skipped.index * narrow.inside // length
+
+    def _unmasked(self, narrow: Narrow) -> Load:
+        """What reads the other operand in rounds that count."""
+        load = self._moved_statement[id(narrow.other)]
+        assert isinstance(load, Load)
+        return replace(load, mask=None, other=None)
 
     @property
     def _reads_lines(self) -> bool:

@@ -4,14 +4,15 @@ the instruction takes two neighbours of eight numbers from each thread, which re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from polyfuse.ir.statements import Cast, Compute, Constant, Load, Statement
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import coefficient, substitute
-from polyfuse_triton.matmul.narrow import INSIDE
+from polyfuse_triton.loops.scope import Value
+from polyfuse_triton.matmul.narrow import GROUP, HALF, INSIDE
 from polyfuse_triton.matmul.narrow_scope import NarrowScope
 
 FEWEST_WARPS = 4
@@ -42,6 +43,35 @@ class ScaledHalf:
 class LineScope(NarrowScope):
     """Where such an operand is computed."""
 
+    def halves_of(
+        self,
+        name: str,
+        body: Mapping[str, Statement],
+        before: Mapping[str, Value],
+        groups: Mapping[str, tuple[Value, str]],
+    ) -> str | None:
+        """The text of both numbers of each byte of a step, computed by pairs, where they are no more than
+        scaled by groups. `groups`: what each of these has for itself, and its text.
+        """
+
+        def of_group(name: str) -> str:
+            stmt = body.get(name)
+            while isinstance(stmt, Cast) and not stmt.bitwise and stmt.dtype.is_float:
+                name = stmt.arg
+                stmt = body.get(name)
+            return name if name in groups and groups[name][0].dtype is DType.bf16 else ""
+
+        def text_of(factor: str | float) -> str:
+            if isinstance(factor, str):
+                return groups[factor][1]
+            return f"tl.full([MBLOCK, {GROUP.upper()}BLOCK], {factor}, tl.bfloat16)"
+
+        halves = []
+        for number in (0, 1):
+            self.at(tuple(body.values()), {HALF: number}, before)
+            halves.append(self.half_of(name, of_group))
+        return self.scaled(halves, text_of)
+
     def scaled(self, halves: Sequence[ScaledHalf | None], group: Callable[[str | float], str]) -> str | None:
         """The text of both numbers of all bytes of a step, in the order in which the other operand has them.
         `group`: the text of a load of what each group has for itself, or of a number.
@@ -54,6 +84,10 @@ class LineScope(NarrowScope):
             return None
         factors = f"{group(low.zero)}, {group(low.scale or 1.0)}"
         return f"scaled_lines({self._line(low.load)}, KBLOCK, {factors}, {low.upper}{self._inside()})"
+
+    def converted(self, load: Load) -> str | None:
+        """The text of signed bytes of a step that are only converted, in the order of `transposed_rows`."""
+        return f"signed_words({self._line(load)}, KBLOCK{self._inside()})" if self._is_line(load) else None
 
     def half_of(self, name: str, of_group: Callable[[str], str]) -> ScaledHalf | None:
         """What a value makes of one of a byte's numbers, where it is no more than scaled. `of_group`: of a

@@ -7,10 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 
 from polyfuse.ir.kernel import Kernel, Section
-from polyfuse.ir.statements import Cast, Compute, Load, Statement, indices, with_index
+from polyfuse.ir.statements import (
+    Cast,
+    Compute,
+    Constant,
+    IndexValue,
+    Load,
+    Statement,
+    indices,
+    with_index,
+)
 from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand
 from polyfuse.symbolic import (
@@ -19,10 +28,12 @@ from polyfuse.symbolic import (
     axis,
     axis_name,
     axis_size,
+    bounds,
     coefficient,
     free_axes,
     substitute,
 )
+from polyfuse_triton.tiling.plan import power_of_two
 
 HALF, STEP, TURN, INSIDE, BOTH, GROUP = "half", "step", "turn", "k", "w", "u"
 """Axes in place of those of the depth: of the numbers in a byte, of a program's rounds, of steps in a round,
@@ -38,6 +49,8 @@ rows there are.
 """
 _ROUND = 64
 """Bytes of a round."""
+WORDS = 64
+"""Bytes of which four threads read sixteen each."""
 _SHORTEST = 16
 """Steps of the depth that a matrix instruction takes."""
 
@@ -54,6 +67,10 @@ class Narrow:
         together: whether the other operand has what belongs to a byte side by side.
         joined: whether both numbers of a byte are multiplied in one instruction, in the order in which the
             other operand has them.
+        other: the load of the other operand; masked where something is skipped.
+        skipped: the first steps of the outermost axis, which count for nothing; None where all count.
+        transposed: how many rows of the other operand lie side by side, where the bytes are only converted;
+            0 for others.
     """
 
     is_left: bool
@@ -61,7 +78,10 @@ class Narrow:
     sizes: tuple[int, ...]
     half: str
     together: bool
+    other: Load
     joined: bool = False
+    skipped: IndexValue | None = None
+    transposed: int = 0
 
     @property
     def numbers(self) -> int:
@@ -78,10 +98,16 @@ class Narrow:
         """The longest power of two of bytes that a step may have: of one group, or of several whole ones
         where both numbers of a byte are multiplied together.
         """
-        inside = self.sizes[-1] & -self.sizes[-1]
-        if not self.joined or len(self.sizes) == 1 or inside != self.sizes[-1]:
+        *outer, size = self.sizes
+        inside = _lowest_bit(size if outer else gcd(size, self.most_skipped))
+        if not self.joined or not outer or inside != size:
             return inside
-        return inside * (self.sizes[-2] & -self.sizes[-2])
+        return inside * _lowest_bit(outer[-1] if len(outer) > 1 else gcd(outer[-1], self.most_skipped))
+
+    @property
+    def most_skipped(self) -> int:
+        """Steps of the outermost axis."""
+        return 0 if self.skipped is None else bounds(self.skipped.index)[1] or 0
 
     def groups(self, length: int) -> int:
         """Groups that a step of so many bytes has a part of."""
@@ -92,18 +118,23 @@ class Narrow:
         if self.joined:
             return 1
         turns = max(1, _ROUND // length)
-        while self.bytes // length % turns:
+        while gcd(self.bytes, self.most_skipped * self.inside) // length % turns:
             turns //= 2
         return turns
+
+    @property
+    def inside(self) -> int:
+        """Bytes in a step of the outermost axis."""
+        return prod(self.sizes[1:])
 
 
 def narrow_of(found: Contraction) -> Narrow | None:
     """How a matmul's depth is walked, if one operand is made of bytes along it and the other is there."""
-    plain = [operand.plain for operand in (found.left, found.right)]
-    if sum(load is not None for load in plain) != 1 or found.left.dtype not in _TYPES:
+    reads = [_read_of(operand) for operand in (found.left, found.right)]
+    if sum(load is not None for load in reads) != 1 or found.left.dtype not in _TYPES:
         return None
-    is_left = plain[0] is None
-    other = plain[1 if is_left else 0]
+    is_left = reads[0] is None
+    other = reads[1 if is_left else 0]
     made = found.left if is_left else found.right
     assert other is not None
     read = _byte_load(made, found.depth)
@@ -118,14 +149,69 @@ def narrow_of(found: Contraction) -> Narrow | None:
     # a part may have some bytes of each group
     if along[depth[-1]] != 1:
         return None
+    skipped = _skipped(found.right if is_left else found.left, other, depth[0])
+    if other.mask is not None and skipped is None:
+        return None
     steps = {name: coefficient(other.index, name) for name in sizes}
     if not all(isinstance(step, int) for step in steps.values()):
         return None
     together = bool(half) and steps[half[0]] == 1 and steps[depth[-1]] == 2
     lengths = tuple(_number(sizes[n]) for n in depth)
     joined = together and is_left and all(_is_of_group(stmt, read, depth[-1]) for stmt in made.body)
-    narrow = Narrow(is_left, tuple(depth), lengths, half[0] if half else "", together, joined)
+    transposed = 0
+    if is_left and len(depth) == 1 and _is_converted(made):
+        transposed = _transposed(other, found.columns, _number(steps[depth[0]]))
+    of_byte = half[0] if half else ""
+    narrow = Narrow(is_left, tuple(depth), lengths, of_byte, together, other, joined, skipped, transposed)
     return narrow if narrow.longest >= _SHORTEST else None
+
+
+def _read_of(operand: Operand) -> Load | None:
+    """The load that is an operand, zero where it is masked; None where there is more to it."""
+    defined = {stmt.targets[0]: stmt for stmt in operand.body}
+    stmt = defined[operand.value]
+    if not isinstance(stmt, Load) or stmt.indirect:
+        return None
+    if stmt.mask is None:
+        return operand.plain
+    other = defined[stmt.other] if stmt.other else None
+    return stmt if isinstance(other, Constant) and other.value == 0 else None
+
+
+def _skipped(operand: Operand, load: Load, outermost: str) -> IndexValue | None:
+    """What the number of a step of the outermost axis is compared with where an operand is masked; None where
+    the mask is something else, or there is none.
+    """
+    defined = {stmt.targets[0]: stmt for stmt in operand.body}
+    test = defined[load.mask] if load.mask is not None else None
+    if not isinstance(test, Compute) or test.op != "ge":
+        return None
+    step, least = (defined[name] for name in test.args)
+    if not isinstance(step, IndexValue) or not isinstance(least, IndexValue):
+        return None
+    is_outermost = coefficient(step.index, outermost) == 1 and set(free_axes(step.index)) == {outermost}
+    return least if is_outermost and outermost not in free_axes(least.index) else None
+
+
+def _is_converted(made: Operand) -> bool:
+    """Whether an operand is signed bytes that are only converted."""
+    load, *casts = made.body
+    if not isinstance(load, Load) or load.dtype is not DType.i8 or load.mask is not None:
+        return False
+    return made.dtype is DType.bf16 and all(isinstance(c, Cast) and not c.bitwise for c in casts)
+
+
+def _transposed(other: Load, own: Sequence[Index], step: int) -> int:
+    """How many rows lie side by side: as many as make whole tiles."""
+    if len(own) != 1 or coefficient(other.index, axis_name(own[0])) != 1:
+        return 0
+    rows = axis_size(own[0])
+    return step if isinstance(rows, int) and step >= rows and step % power_of_two(rows) == 0 else 0
+
+
+def _lowest_bit(number: int) -> int:
+    """The largest power of two that divides a number."""
+    return number & -number
 
 
 def _is_of_group(stmt: Statement, read: IndexLike, inner: str) -> bool:

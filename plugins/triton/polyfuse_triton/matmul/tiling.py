@@ -146,7 +146,7 @@ def is_possible(found: Matmul, target: Target, plan: MatmulPlan) -> bool:
     held = found.weights * plan.m * plan.n // threads
     if held > _most_held(found) or held < 4:
         return False
-    if found.narrow is not None and found.narrow.longest % plan.k:
+    if found.narrow is not None and (found.narrow.longest % plan.k or found.narrow.transposed % plan.n):
         return False
     sides = ((found.contraction.left, plan.m), (found.contraction.right, plan.n))
     if found.narrow is None and any(
