@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from polyfuse.autotune.alternatives import Alternative, Replacement, site_of
 from polyfuse.base.log import get_logger
@@ -24,6 +25,7 @@ from polyfuse.schedule import Decision
 from polyfuse.schedule.reductions.gemm_reductions import Readers, epilogue_reductions, readers_of
 from polyfuse.symbolic import (
     IndexLike,
+    axis,
     axis_name,
     axis_size,
     coefficient,
@@ -49,6 +51,9 @@ SPLIT = "+split"
 """After a backend's name: its kernels have a part of the depth each."""
 
 _PACK = "aten.as_strided_copy.default"
+_FEW_NUMBERS = 2048
+"""Numbers of a parameter that a loop packs at each call in less time than a call takes that compares them."""
+
 _OF_IMAGES = 4
 """Dimensions of a weight whose windows have two."""
 
@@ -62,7 +67,7 @@ class GeneratedGemm:
         backend: who generates it.
         form: the loops.
         removed: names of nodes whose work they do too.
-        before: what makes what they read: calls, once for each parameter, or a loop that transposes rows.
+        before: what makes what they read: calls, once for each parameter, or loops.
         buffers: what these write.
         reductions: names of reductions over its results that its epilogue begins.
         parts: into how many the depth is split.
@@ -358,7 +363,9 @@ class _Candidates:
         )
 
 
-def _packed(site: CallSite, form: GemmLoops, width: int, group: int) -> tuple[GemmLoops, ExternCall, Buffer]:
+def _packed(
+    site: CallSite, form: GemmLoops, width: int, group: int
+) -> tuple[GemmLoops, ExternCall | Pointwise, Buffer]:
     """`form` with its right operand packed: in blocks of so many columns, those of one step of the depth side
     by side; of a group of steps, those of each column. Also the call that packs it, and where to.
 
@@ -407,7 +414,10 @@ def _packed(site: CallSite, form: GemmLoops, width: int, group: int) -> tuple[Ge
     packed = replace(source, name=f"{site.call.name}_packed", size=size, stride=stride, kind="temp")
     apart = (width * across, *down[:-1], down[-1] * group, across, down[-1])
     arguments = (size, apart[: len(size)])
-    pack = site.precompute(f"{site.call.name}_pack", _PACK, source.view(), arguments, packed)
+    name_of_pack = f"{site.call.name}_pack"
+    pack: ExternCall | Pointwise = site.precompute(name_of_pack, _PACK, source.view(), arguments, packed)
+    if not site.freezing and prod(size) <= _FEW_NUMBERS:
+        pack = _copied(name_of_pack, name, arguments, packed, site.call)
     where: IndexLike = (outer // width + column // width) * stride[0] + column % width * group
     *others, last = zip(depth, stride[1:], strict=False)
     for a, n in others:
@@ -415,3 +425,22 @@ def _packed(site: CallSite, form: GemmLoops, width: int, group: int) -> tuple[Ge
     where = where + (last[0] // group * last[1] + last[0] % group if group > 1 else last[0] * last[1])
     gemm = replace(form.gemm, raxes=tuple(depth), values=(left, load(packed.name, where, right.dtype)))
     return replace(form, gemm=gemm), pack, packed
+
+
+def _copied(
+    name: str,
+    parameter: str,
+    layout: tuple[Sequence[IndexLike], Sequence[IndexLike]],
+    packed: Buffer,
+    call: TemplateCall,
+) -> Pointwise:
+    """A loop that lays a parameter out, so many elements apart in each dimension of the result."""
+    size, apart = layout
+    assert packed.dtype is not None
+    axes = tuple(axis(f"i{d}", n) for d, n in enumerate(size))
+    source: IndexLike = 0
+    target: IndexLike = 0
+    for a, n, m in zip(axes, apart, packed.stride, strict=True):
+        source, target = source + a * n, target + a * m
+    value = load(parameter, source, packed.dtype)
+    return Pointwise(name, axes, (), packed.name, target, value, origins=call.origins)

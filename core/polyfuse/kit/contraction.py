@@ -44,8 +44,8 @@ _LONG = 32
 """Steps of a depth that are worth reading by themselves."""
 _GRAIN = 128
 """Steps of which each part has a multiple, at most."""
-_LONGER = 1.1
-"""How much longer than the mean a part may be."""
+_LONGER, _LONGEST = 1.1, 1.125
+"""How much longer than the mean a part may be, and one of an odd number of parts, which seldom are equal."""
 
 
 def divided_depth(sizes: Sequence[IndexLike], parts: int) -> tuple[int, int]:
@@ -64,10 +64,10 @@ def _steps_each(size: int, parts: int) -> int:
     """Steps of each part but the last one: a multiple of the largest power of two that makes no part much
     longer than others. 0 where there are too few.
     """
-    grain = min(_GRAIN, size & -size)
+    grain, most = min(_GRAIN, size & -size), _LONGEST if parts % 2 else _LONGER
     while grain:
         each = -(-size // (parts * grain)) * grain
-        if each * parts <= _LONGER * size and each * (parts - 1) < size:
+        if each * parts <= most * size and each * (parts - 1) < size:
             return each
         grain //= 2
     return 0

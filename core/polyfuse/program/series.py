@@ -3,8 +3,8 @@ own and as a table that a launcher carries out in one call (`polyfuse.runtime.de
 
 What nothing but kernels of one series sees is no tensor there: it is memory, taken from the device's
 allocator and given back in the order in which the program allocates and forgets tensors, so that the peak is
-the same. On the host, where sizes have to be known, a range of a cached block is memory, too; a tensor from
-before that dies ends a series, which would hold it until all kernels have run.
+the same. On the host, where sizes have to be known, a range of a cached block is memory, too; a large tensor
+from before that dies ends a series, which would hold it until all kernels have run.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ from polyfuse.symbolic.text import python_text
 
 LEAST = 8
 """Launches from which on one call was seen to be cheaper than theirs: 37 were, series of four were not."""
+
+_SMALL = 4 << 20
+"""Bytes of an input that may be held until the end of a series on the host, where it dies in between."""
 
 
 def find_series(program: Program, joining: Set[str]) -> tuple[Series, ...]:
@@ -73,7 +76,7 @@ def _fits(step: Step, kernels: Set[str], device: str) -> bool:
 
 def _host_fits(program: Program, kernels: Set[str]) -> list[bool]:
     blocks = {step.name for step in program.steps if isinstance(step, Allocate) and step.cached}
-    dying = {item.name for item in program.inputs if item.kind == "tensor" and not item.static}
+    dying = {item.name for item in program.inputs if not item.static and not _is_small(item)}
     for step in program.steps:
         # what is computed once of a parameter is held elsewhere
         if isinstance(step, ExternStep) and not step.op.startswith((FROZEN, CHECKED)):
@@ -89,6 +92,13 @@ def _host_fits(program: Program, kernels: Set[str]) -> list[bool]:
         return _fits(step, kernels, "cpu") and not _varies(step)
 
     return [fits(step) for step in program.steps]
+
+
+def _is_small(item: ProgramInput) -> bool:
+    if item.kind != "tensor":
+        return False
+    size = storage_size(item.size, item.stride)
+    return isinstance(size, int) and size * getattr(torch, item.dtype).itemsize <= _SMALL
 
 
 def _varies(step: Step) -> bool:

@@ -40,3 +40,9 @@ def fresh_sessions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.manual_seed(0)
     yield
     forget_sessions()
+
+
+@pytest.fixture
+def packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are packed once for all calls however small they are."""
+    monkeypatch.setattr("polyfuse.autotune.gemm_candidates._FEW_NUMBERS", 0)

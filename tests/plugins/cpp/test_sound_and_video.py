@@ -13,7 +13,7 @@ from requirements import needs_vectors
 
 pytestmark = [
     needs_vectors,
-    pytest.mark.usefixtures("fresh_sessions"),
+    pytest.mark.usefixtures("fresh_sessions", "packed_once"),
 ]
 PACKS = "checked.aten.as_strided_copy.default"
 INF, NAN = float("inf"), float("nan")

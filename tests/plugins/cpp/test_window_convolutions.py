@@ -18,7 +18,7 @@ from requirements import needs_vectors
 
 pytestmark = [
     needs_vectors,
-    pytest.mark.usefixtures("fresh_sessions"),
+    pytest.mark.usefixtures("fresh_sessions", "packed_once"),
 ]
 LANES = detect_isa().lanes
 """Channels of a block: groups of whole blocks are generated."""
@@ -39,6 +39,18 @@ def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
     assert found.stride() == expected.stride()
     assert {name.replace("together.", "") for name in last_reports()[-1].calls} == {PACKS}
+
+
+def test_small_weights_are_packed_in_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look whether one has changed takes longer."""
+    monkeypatch.setattr("polyfuse.autotune.gemm_candidates._FEW_NUMBERS", 2048)
+    model, x = nn.Sequential(nn.Conv2d(3, 2 * LANES, 3, 2, 1), nn.ReLU()), torch.randn(1, 3, 32, 32)
+    call = compiled(model)
+    with torch.no_grad():
+        torch.testing.assert_close(call(x), model(x), rtol=1e-4, atol=1e-4)
+        model[0].weight.data.normal_()
+        torch.testing.assert_close(call(x), model(x), rtol=1e-4, atol=1e-4)
+    assert not last_reports()[-1].calls
 
 
 @pytest.mark.quick(1)

@@ -83,7 +83,15 @@ def test_parts_of_bytes_have_whole_steps(rows: int, columns: int, depth: int, pa
 
 @pytest.mark.parametrize(
     "rows, columns, depth, parts, side",
-    [(32, 11008, 4096, 4, 128), (64, 4096, 14336, 8, 128), (64, 14336, 4096, 2, 64), (64, 4096, 4096, 4, 64)],
+    [
+        (32, 11008, 4096, 4, 128),
+        (64, 4096, 14336, 8, 128),
+        # all 224 programs are there at once; 64 rows have one of them at a time, of which 516 are four turns
+        (32, 14336, 4096, 1, 64),
+        (64, 11008, 4096, 3, 64),
+        (64, 14336, 4096, 2, 64),
+        (64, 4096, 4096, 4, 64),
+    ],
 )
 def test_wide_tiles_of_halves_of_bytes(rows: int, columns: int, depth: int, parts: int, side: int) -> None:
     """Two or three of them at a time on each multiprocessor, each with 1024 numbers of the depth at least."""

@@ -135,7 +135,8 @@ def test_sixteen_bits(tmp_path):
 
 @pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True], ids=["one", "any"])
 @pytest.mark.parametrize("freezing", [False, True])
-def test_it_runs_without_python(tmp_path, freezing, dynamic):
+def test_it_runs_without_python(tmp_path, monkeypatch, freezing, dynamic):
+    monkeypatch.setattr("polyfuse.autotune.gemm_candidates._FEW_NUMBERS", 0)
     model, x = Network().eval(), torch.randn(3, 3, 16, 16)
     shapes = ({0: Dim("batch", min=2, max=16)},) if dynamic else None
     options = {"freezing": freezing}

@@ -104,6 +104,34 @@ def test_checks_of_data_survive(inner: Any) -> None:
         assert any("_assert_scalar" in op for op in inner.ops())
 
 
+@pytest.mark.skipif(
+    torch_version() < (2, 13), reason="torch has losses over chunks of a vocabulary since 2.13"
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_logits_are_made_in_chunks_where_a_loss_says_so(inner: Any) -> None:
+    options = nn.LinearCrossEntropyOptions(batch_chunk_size=4, chunking_method=None)
+
+    def loss(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        hidden = x.tanh()
+        return nn.functional.linear_cross_entropy(hidden, weight, labels, options=options)
+
+    def whole(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(x.tanh() @ weight.T, labels)
+
+    torch.manual_seed(0)
+    inputs = torch.randn(16, 6), torch.randn(31, 6), torch.randint(31, (16,))
+    for found, expected in zip(
+        gradients(inner.compile(loss), *inputs), gradients(whole, *inputs), strict=True
+    ):
+        close(found, expected)
+    sizes = {tuple(node.meta["val"].shape) for graph in inner.graphs for node in tensors_of(graph)}
+    assert (16, 31) not in sizes
+
+
+def tensors_of(graph: Any) -> list[torch.fx.Node]:
+    return [n for n in graph.module.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+
+
 class ChoosesStrides:
     """Saves what is saved for the backward transposed, and says so."""
 

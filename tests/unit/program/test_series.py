@@ -119,10 +119,10 @@ def test_another_layout_is_a_view() -> None:
     assert [row[0] for row in series.rows] == ["memory", "launch", "launch", "free"]
 
 
-def on_host(*steps: Step, loop: Loop | None = None) -> Program:
+def on_host(*steps: Step, loop: Loop | None = None, size: int = 8) -> Program:
     kernels = (ProgramKernel("k0", softmax_kernel(), "one", ()),)
     inputs = (
-        ProgramInput("x", "tensor", (8,), (1,), "float32", "cpu"),
+        ProgramInput("x", "tensor", (size,), (1,), "float32", "cpu"),
         ProgramInput("w", "tensor", (8,), (1,), "float32", "cpu", static=True),
     )
     return Program("graph", "inference", inputs, (), steps, kernels, loop=loop)
@@ -160,9 +160,11 @@ def test_a_table_on_the_host() -> None:
 def test_what_is_no_series_on_the_host() -> None:
     varying = (*HOST_STEPS[:5], LaunchKernel("k0", ("a", "b", S0)), *HOST_STEPS[6:])
     assert find_series(on_host(*varying), {"one"}) == ()
-    # what dies in between would be held until the end
+    # what dies in between would be held until the end, which is no matter where it is small
     dying = (*HOST_STEPS[:3], Free(("x",)), *HOST_STEPS[4:-1], Return((Ref("pool"),)))
-    assert find_series(on_host(*dying), {"one"}) == ()
+    assert find_series(on_host(*dying, size=1 << 21), {"one"}) == ()
+    (series,) = find_series(on_host(*dying), {"one"})
+    assert series.dead == ("x",)
     loop = Loop(1, 3, 2, (), (), (), ())
     assert find_series(on_host(*HOST_STEPS, loop=loop), {"one"}) == ()
 

@@ -47,12 +47,16 @@ _LONG_GROUP: Final = 64
 """Bytes of a group from which on a step has more of them."""
 _FEWEST_WIDE, _MOST_WIDE = 1.9, 2.7
 """Programs of wide tiles for each multiprocessor."""
+_WIDE_OF_MANY: Final = 2.0
+"""The most of many rows, whose sums are in registers."""
 _FEWEST_STEPS: Final = 4
 """Of a part in which both numbers of a byte are multiplied at once."""
 _RESIDENT: Final = 4
 """Programs of a multiprocessor, of which each has asked for little where weights are narrow."""
 _PARTIAL: Final = 4
 """Bytes of a weight for each byte of the parts' sums that are stored and read again, at least."""
+_FULLER: Final = 1.1
+"""By how much multiprocessors are busier where one more part pays."""
 _UNBOUNDED: Final = 1 << 62
 
 
@@ -99,14 +103,16 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
     group = counts[1 + max(k for k, a in enumerate(matmul.raxes, 1) if axis_name(a) in inside)]
     read = prod(n for a, n in zip(matmul.raxes, counts[2:], strict=True) if axis_name(a) in inside)
 
-    def most(side: int, length: int, least: int, enough: float) -> int:
+    def most(side: int, length: int, least: int, enough: float, crowd: float = 2 * _RESIDENT) -> int:
         """Parts of at least so many numbers, until there are enough programs for each multiprocessor;
-        `length`: bytes of a step, 0 where each has one number.
+        `length`: bytes of a step, 0 where each has one number; `crowd`: programs for each, at most.
         """
         tiles, parts = -(-columns // side), 1
         while parts < _MOST_PARTS and tiles * parts < _RESIDENT * target.multiprocessors:
             more = 2 * parts
-            if depth // more < least or not _is_divided(matmul, counts[2:], more, length):
+            if tiles * more > crowd * target.multiprocessors or depth // more < least:
+                break
+            if not _is_divided(matmul, counts[2:], more, length):
                 break
             # the sums are four bytes each, written and read
             if more * rows * 8 * _PARTIAL > read and tiles * parts >= enough * target.multiprocessors:
@@ -123,7 +129,21 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
     wide = most(_WIDE.side, 2 * _WIDE.length, 2 * _FEWEST_STEPS * 2 * _WIDE.length, 2.0)
     if _is_wide(rows, columns, group, wide, target):
         return wide
-    return most(tile.side, tile.length, _FEWEST_STEPS * 2 * tile.length, 2.0)
+    least, tiles = _FEWEST_STEPS * 2 * tile.length, -(-columns // tile.side)
+    if rows <= _FEW or group < _LONG_GROUP:
+        return most(tile.side, tile.length, least, 2.0)
+    if rows <= _MANY:
+        return most(tile.side, tile.length, least, 2.0, _MOST_WIDE)
+    parts = most(tile.side, tile.length, least, 2.0)
+    # each multiprocessor has one program at a time
+    if _last_turn(tiles * (parts + 1), target) > _FULLER * _last_turn(tiles * parts, target):
+        parts += _is_divided(matmul, counts[2:], parts + 1, tile.length)
+    return parts
+
+
+def _last_turn(programs: int, target: Target) -> float:
+    """The share of multiprocessors' time in which some programs run, of which each has one at a time."""
+    return programs / (-(-programs // target.multiprocessors) * target.multiprocessors)
 
 
 def _is_divided(matmul: Reduction, sizes: Sequence[int], parts: int, length: int) -> bool:
@@ -250,9 +270,14 @@ def _transposed_parts(matmul: Reduction, rows: int, target: Target) -> int:
 
 
 def _is_wide(rows: int, columns: int, group: int, parts: int, target: Target) -> bool:
-    """Whether `_WIDE` is faster: where its programs are as many as multiprocessors have at a time."""
+    """Whether `_WIDE` is faster: where its programs are as many as multiprocessors have at a time, and parts
+    are equal, as a power of two of them mostly is.
+    """
     programs = -(-columns // _WIDE.side) * parts / target.multiprocessors
-    return rows > _FEW and group == _LONG_GROUP and _FEWEST_WIDE <= programs <= _MOST_WIDE
+    most = _MOST_WIDE if rows <= _MANY else _WIDE_OF_MANY
+    if parts & (parts - 1):
+        return False
+    return rows > _FEW and group == _LONG_GROUP and _FEWEST_WIDE <= programs <= most
 
 
 def wide_tile(found: Contraction, target: Target) -> tuple[int, int, int, int] | None:
