@@ -10,7 +10,8 @@ from torch.fx import GraphModule
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import NO_TEXTS, PassTexts
 from polyfuse.frontend.graph import Note
-from polyfuse.frontend.rewrites.attention import fuse_attention, share_heads
+from polyfuse.frontend.rewrites.attention.flexible import spell_out_flexible
+from polyfuse.frontend.rewrites.attention.spelled import fuse_attention, share_heads
 from polyfuse.frontend.rewrites.chunked import chunk_matmuls
 from polyfuse.frontend.rewrites.collectives import bucket_collectives, merge_collectives, symmetric_sums
 from polyfuse.frontend.rewrites.constant_folding import (
@@ -20,7 +21,6 @@ from polyfuse.frontend.rewrites.constant_folding import (
     spell_as_full,
 )
 from polyfuse.frontend.rewrites.cse import merge_duplicates
-from polyfuse.frontend.rewrites.flexible import spell_out_flexible
 from polyfuse.frontend.rewrites.linear import join_rows
 from polyfuse.frontend.rewrites.masks.calls import leave_out_masks
 from polyfuse.frontend.rewrites.noop import (
