@@ -44,6 +44,10 @@ class OfferedRewrites:
                     counts[name] = counts.get(name, 0) + self._apply(offer, device_type, packing)
         return tuple(counts.items())
 
+    def lowers(self, device_type: str, name: str) -> bool:
+        """Whether a plugin offers a lowering of an operator on a type of device."""
+        return name in self.extensions.lowerings(device_type)
+
     def _apply(self, offer: Offered[Rewrite], device_type: str, packing: Packing) -> int:
         count, state = 0, packing.state
         for node in state.nodes():

@@ -128,6 +128,7 @@ def rewrite_graph(
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     parameters = frozenset(placeholders[i] for i in static)
     state = Rewriting(module, settings, stage, settings.fuel, [] if notes is None else notes, parameters)
+    state.lowered_elsewhere = getattr(more, "lowers", state.lowered_elsewhere)
     counts: list[tuple[str, int]] = []
     texts.begin(lambda: str(module.graph))
     for name, function in PASSES:

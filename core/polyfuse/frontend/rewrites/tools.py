@@ -40,6 +40,8 @@ class Rewriting:
     """The messages of rewrites."""
     parameters: frozenset[Node] = frozenset()
     """Inputs that are parameters or buffers of the model, whose address never changes."""
+    lowered_elsewhere: Callable[[str, str], bool] = field(default=lambda device, name: False, repr=False)
+    """Whether a plugin lowers an operator on a type of device."""
     _escaping: frozenset[Node] | None = field(default=None, repr=False)
 
     @property

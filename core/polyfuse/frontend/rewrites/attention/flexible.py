@@ -28,6 +28,8 @@ def spell_out_flexible(state: Rewriting) -> int:
     Not those in double precision, of which PyTorch's fake tensors and eager mode give sums of other types.
     """
     count = 0
+    if state.stage != "inference" or state.lowered_elsewhere("cpu", _NAME):
+        return 0  # PyTorch has no gradients of it on the CPU
     for node in state.nodes():
         if ops.op_name(node.target) != _NAME:
             continue
