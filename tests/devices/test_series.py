@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 import fake_device
+from fake_blas import FakeBlas
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(fake_device.unavailable()), reason=fake_device.unavailable()),
 ]
-CASES = ["results", "training", "sizes", "errors", "no_memory", "tensors", "profiler", "threads", "off"]
+CASES = ["results", "training", "matmuls", "sizes", "errors", "no_memory", "tensors", "profiler", "threads"]
+CASES.append("off")
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     source = Path(fake_device.__file__).with_name("fake_driver.c")
     command = ["gcc", "-std=gnu11", "-O1", "-Wall", "-shared", "-fPIC", str(source)]
     subprocess.run([*command, "-o", str(driver), "-ldl", "-lpthread"], check=True)
-    found: dict[str, Any] = fake_device.run("fake_device.series:every_case", str(driver), CASES)
+    blas = str(FakeBlas(tmp_path_factory.mktemp("blas")).path)
+    found: dict[str, Any] = fake_device.run("fake_device.series:every_case", str(driver), blas, CASES)
     return found
 
 
@@ -50,6 +53,13 @@ def test_results_are_those_of_eager_mode(answer: dict[str, Any]) -> None:
 @case("training")
 def test_gradients(answer: dict[str, Any]) -> None:
     assert len(answer["series"]) >= 2
+
+
+@case("matmuls")
+def test_a_librarys_matmuls_are_called_without_torch(answer: dict[str, Any]) -> None:
+    # a forward and a backward of four layers
+    assert answer["matmuls"] == 4 * 3
+    assert answer["calls"][-1] == 4 * 3 and answer["calls"][0] == 0
 
 
 @case("sizes")

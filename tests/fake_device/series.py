@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakSet
 
 import torch
 
@@ -26,6 +27,10 @@ from polyfuse_triton.launch.native import NativeLauncher, build_library, library
 from polyfuse_triton.launch.services import torch_services
 
 F = torch.nn.functional
+BLAS: Any = None
+"""The library of matmuls, from `every_case` on."""
+_BEFORE: WeakSet[CompiledModule] = WeakSet()
+"""Modules of cases that have run."""
 _TYPES = {"ptr": ("ptr", "*fp32"), "i64": ("size", "i64")}
 
 
@@ -65,7 +70,7 @@ class Plugin:
         )
 
 
-def every_case(driver: str, cases: list[str]) -> dict[str, Any]:
+def every_case(driver: str, blas: str, cases: list[str]) -> dict[str, Any]:
     """What each case returns, or how it failed."""
     from polyfuse.base.settings import Settings
     from polyfuse.program import series
@@ -75,14 +80,19 @@ def every_case(driver: str, cases: list[str]) -> dict[str, Any]:
     root = Path(Settings.resolve(None, None).cache_dir)
     library = library_path(root)
     build_library(library)
+    global BLAS
+    BLAS = ctypes.CDLL(blas)
     opened = ctypes.CDLL(driver)
-    services = replace(torch_services(), driver=driver, stream_function=None, stream=lambda index: 0)
+    services = replace(
+        torch_services(), driver=driver, stream_function=None, stream=lambda index: 0, matmuls=blas
+    )
     Launched.launcher = NativeLauncher(library, services)
     found: dict[str, Any] = {}
     for name in cases:
         torch.compiler.reset()
         reset_reports()
         gc.collect()
+        _BEFORE.update(_modules())
         try:
             found[name] = globals()[name](opened)
         except Exception:
@@ -100,7 +110,8 @@ def _compile(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def _modules() -> list[CompiledModule]:
-    return [o for o in gc.get_objects() if type(o) is CompiledModule]
+    """Those of the case that runs: torch holds some longer."""
+    return [o for o in gc.get_objects() if type(o) is CompiledModule and o not in _BEFORE]
 
 
 def _joined() -> list[bool]:
@@ -164,6 +175,25 @@ def training(driver: Any) -> Any:
         wanted = torch.autograd.grad(model(x).square().mean(), [x, *model.parameters()])
         _check(torch.autograd.grad(compiled(x), [x, *model.parameters()]), wanted)
     return {"series": _joined(), "taken": _taken()}
+
+
+def matmuls(driver: Any) -> Any:
+    """A library's matmuls of 16 bits, in series with kernels: forward, backward, and views that are saved."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Block(), Block()).to(torch.bfloat16).to("cuda")
+    calls: list[int] = []
+    with patch.object(Launched, "joins_matmuls", frozenset({"bfloat16"})):
+        compiled = _compile(lambda x: model(x).float().square().mean(), gemm="library")
+        for _ in range(4):
+            x = torch.randn(3, 8, 24).to(torch.bfloat16).to("cuda").requires_grad_()
+            wanted = torch.autograd.grad(model(x).float().square().mean(), [x, *model.parameters()])
+            before = BLAS.fake_calls()
+            found = torch.autograd.grad(compiled(x), [x, *model.parameters()])
+            calls.append(BLAS.fake_calls() - before)
+            torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.01)
+    rows = [row for m in _modules() for table in m.namespace.get("SERIES", ()) for row in table[-1]]
+    count = sum(row[0] == "matmul" for row in rows)
+    return {"series": _joined(), "matmuls": count, "calls": calls, "taken": _taken()}
 
 
 def sizes(driver: Any) -> Any:

@@ -35,10 +35,16 @@ def layers(count: int = 3, width: int = 64) -> nn.Module:
     return nn.Sequential(*(Layer(width) for _ in range(count))).to("cuda")
 
 
-def compiled(function: Callable[..., Any], series: bool = True, **options: Any) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], joining: bool = True, **options: Any) -> Callable[..., Any]:
     torch.compiler.reset()
-    chosen = {"launch_series": series, "gemm": "generated"}
+    chosen = {"launch_series": joining, "gemm": options.pop("gemm", "generated")}
     return torch.compile(function, backend="polyfuse", options=chosen, **options)
+
+
+def tables() -> list[tuple[Any, ...]]:
+    """The tables of every series of the programs there are."""
+    spaces = [o.namespace for o in gc.get_objects() if type(o) is CompiledModule]
+    return [row for space in spaces for row in space.get("SERIES", ())]
 
 
 def joined() -> list[bool]:
@@ -131,3 +137,41 @@ def test_streams_and_graphs_of_the_users() -> None:
     gc.collect()
     graph.replay()
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_librarys_matmuls(dtype: torch.dtype) -> None:
+    model = layers(4, 128).to(dtype)
+    run = compiled(lambda x: model(x).float().square().mean(), gemm="library")
+    x = torch.randn(16, 128, 128, device="cuda", dtype=dtype, requires_grad=True)
+    given = [x, *model.parameters()]
+    wanted = torch.autograd.grad(model(x).float().square().mean(), given)
+    found = [torch.autograd.grad(run(x), given) for _ in range(5)]
+    kinds = [row[0] for table in tables() for row in table[-1]]
+    assert joined() and all(joined()) and kinds.count("matmul") == 4 * 2 * 3
+    for one in found:
+        torch.testing.assert_close(one, wanted, rtol=0.05, atol=2e-3)
+    assert all(map(torch.equal, found[-1], found[-2]))
+
+
+@torch.no_grad()
+def test_a_librarys_matmuls_in_graphs_and_batches() -> None:
+    weights = [torch.randn(4, 64, 64, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+
+    def products(x: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.tanh(x @ weight * 0.1)
+        return x
+
+    run, x = compiled(products, gemm="library"), torch.randn(4, 100, 64, device="cuda", dtype=torch.bfloat16)
+    for _ in range(4):
+        found = run(x)
+    assert joined() and all(joined())
+    torch.testing.assert_close(found, products(x), rtol=0.05, atol=0.02)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = run(x)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(recorded, run(x))

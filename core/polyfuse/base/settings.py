@@ -200,7 +200,7 @@ class Settings:
         False,
         "Run the host program as compiled code, where all is on the CPU: less time for many small kernels.",
     )
-    launch_series: bool = option(True, "Launch eight and more consecutive kernels in one call.")
+    launch_series: bool = option(True, "Launch eight and more consecutive kernels and matmuls in one call.")
     device_graphs: bool = option(
         False,
         "Capture the launches of a compiled graph and replay them, where its device can do that (CUDA "

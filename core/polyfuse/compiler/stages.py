@@ -305,7 +305,13 @@ def _planned(
     layers: Layers, code: _Code, session: CompileSession, seen: dict[str, int] | None
 ) -> tuple[Program, Callable[[], Program]]:
     """The program that runs, where possible with equal layers in a loop, and what makes that of all steps."""
-    joining = frozenset(name for (name, _), item in code.emitted.items() if item.backend.joins_launches)
+    # a library called otherwise may round otherwise
+    matmuls = session.settings.numerics == "fast"
+    joining = {
+        name: item.backend.joins_matmuls if matmuls else frozenset()
+        for (name, _), item in code.emitted.items()
+        if item.backend.joins_launches
+    }
     whole = cache(lambda: make_program(layers.whole, session.settings, joining, tuple(seen or ())))
     looped = None if seen else program_in_loop(layers, session.settings, joining)
     return looped or whole(), whole

@@ -58,6 +58,9 @@ class Backend(ABC):
     # Whether its launcher offers to carry out series of launches (`polyfuse.runtime.launching.offer_series`).
     joins_launches: ClassVar[bool] = False
 
+    # Types of matmuls, by torch's names, for which that launcher calls a library itself.
+    joins_matmuls: frozenset[str] = frozenset()
+
     # Whether its kernels are worth timing against other backends' (the option `autotune_backends`).
     autotunes_kernels: ClassVar[bool] = True
 

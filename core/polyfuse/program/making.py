@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
 from polyfuse.base.settings import Settings
@@ -16,14 +16,15 @@ from polyfuse.schedule.result import Schedule
 def make_program(
     schedule: Schedule,
     settings: Settings,
-    joining: Set[str],
+    joining: Mapping[str, Set[str]],
     noted: tuple[str, ...] = (),
     skipped: Skipped | None = None,
 ) -> Program:
     """The program of a schedule.
 
     Args:
-        joining: the backends whose launches one call can carry out.
+        joining: the backends whose launches one call can carry out, and the types of matmuls for which that
+            calls a library.
         noted: symbols whose values each call leaves behind.
         skipped: the layers that the schedule leaves out.
 
@@ -32,5 +33,5 @@ def make_program(
     """
     program = plan(schedule, settings, observe=settings.observe, skipped=skipped)
     if settings.launch_series:
-        program = replace(program, series=find_series(program, joining))
+        program = replace(program, series=find_series(program, joining, schedule.graph.buffers))
     return replace(program, noted=noted)

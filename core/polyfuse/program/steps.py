@@ -315,10 +315,14 @@ SeriesRow = tuple[Any, ...]
 * ``("memory", slot, bytes)``: take memory that is no tensor;
 * ``("tensor", slot, size, stride, dtype)``: make a tensor;
 * ``("view", slot, of, size, stride)``: a tensor in the storage of another;
-* ``("part", slot, of, offset, size, stride, dtype)``: a tensor so many of its elements behind the start of a
-  block (host);
+* ``("part", slot, of, offset, size, stride, dtype)``: a tensor so many of its elements behind the start of
+  another one, on the host of a block;
 * ``("free", slot)``: forget what is there;
-* ``("launch", kernel, operands)``: a slot, or the text of a number, for each argument.
+* ``("launch", kernel, operands)``: a slot, or the text of a number, for each argument;
+* ``("matmul", dtype, sizes, activation, out, left, right, bias)``: a library's matmul, as
+  `polyfuse.program.library_matmuls` has it; an operand is its slot, offset in bytes, whether neighbours are
+  of one column, and elements from one row (or column) and from one matrix to the next, a bias its slot and
+  offset, or None.
 """
 
 

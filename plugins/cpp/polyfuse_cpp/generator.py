@@ -99,8 +99,10 @@ takes longer: of so many channels, or of lines that are one tile. Others are gat
 _MOST_ROWS, _FEW_PRODUCTS = 256, 1 << 26
 """Rows, or multiplications, of a linear layer of bf16 up to which a kernel is faster than a library: beyond,
 both take as long."""
+_MOST_PLAIN_ROWS = 512
+"""The same of rows whose weight is not packed once: the library packs it at each call."""
 _MANY_THREADS, _ROWS_SHARED = 8, 1536
-"""From so many threads on, a kernel whose weight is packed once is faster up to so many rows."""
+"""From so many threads on, a kernel is faster up to so many rows."""
 _MOST_STORED, _DEEP_ENOUGH = 512, 256
 """Rows of a linear layer of f32 up to which a kernel is faster than a library though its weight was not
 packed before, and the depth from which adding up lanes does not matter: it reads the weight along its depth,
@@ -127,7 +129,9 @@ def most_rows(threads: int, packed: bool, isa: Isa) -> int:
     """Rows of a linear layer of bf16 up to which its kernel is faster than the library, whatever its size."""
     if has_pair_products(isa) and not has_matrix_registers(isa):
         return _PAIRED_ROWS if packed else _MOST_PAIRED
-    return _ROWS_SHARED if packed and threads >= _MANY_THREADS else _MOST_ROWS
+    if threads >= _MANY_THREADS:
+        return _ROWS_SHARED
+    return _MOST_ROWS if packed else _MOST_PLAIN_ROWS
 
 
 def prefers(matmul: Reduction, hints: Mapping[str, int], isa: Isa, rows: int = _MOST_ROWS) -> bool:

@@ -10,10 +10,12 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, Reduction
 from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, TargetInfo, Yes
+from polyfuse_cuda.cublas import matmul_library
 from polyfuse_triton.build.artifact import read_unit
 from polyfuse_triton.build.meta import is_matmul
 from polyfuse_triton.launch.launcher import LauncherSource
 from polyfuse_triton.launch.loading import LAUNCHER
+from polyfuse_triton.launch.series import TYPES
 from polyfuse_triton.target import Target, driver_major, targets_of
 from polyfuse_triton.target_info import target_info_of
 
@@ -40,6 +42,7 @@ class TritonBackend(Backend):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        self.joins_matmuls = frozenset(TYPES if matmul_library() else ())
         # At once: without a GPU this backend is of no use, and the next one should know it.
         self.targets: tuple[Target, ...] = targets_of(settings)
         self._driver = driver_major()

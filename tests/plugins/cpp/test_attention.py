@@ -160,6 +160,21 @@ def test_masks(size: tuple[int, ...], dtype: torch.dtype, calls: list[str]) -> N
     assert len(calls) == 1
 
 
+@needs_pairs
+def test_a_mask_whose_rows_are_no_lines_is_copied(calls: list[str]) -> None:
+    """torch 2.11 gives such a one to its kernel: positions' biases, with the heads last."""
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    q, k, v, mask = random(2, 4, 50, 64), random(2, 4, 300, 64), random(2, 4, 300, 64), random(1, 50, 300, 4)
+    with torch.no_grad():
+        found = compiled(lambda q, k, v, m: kernel(q, k, v, attn_mask=m.permute(0, 3, 1, 2))[0])(
+            q, k, v, mask
+        )
+    torch.testing.assert_close(
+        found.double(), exact(q, k, v, mask.permute(0, 3, 1, 2), False, None), rtol=2e-2, atol=2e-2
+    )
+    assert calls == ["attention_64_added_bf16"]
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("size", [(50, 1), (1, 1), (2, 1, 50, 1)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bool, BF16])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cpp_matmuls import Matmul
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
@@ -21,6 +22,10 @@ from polyfuse_cpp import generator, packed_blocks
 from polyfuse_cpp import isa as isa_of
 from polyfuse_cpp.backend import CppBackend
 from polyfuse_cpp.isa import choose_isa
+from polyfuse_cpp.loops.entry import plainly_named
+from polyfuse_cpp.matmul.paths import OperandPath
+from polyfuse_cpp.matmul.plans import matmul_plans
+from polyfuse_cpp.matmul.problem import matmul_of
 from requirements import HAS_AMX, needs_amx, needs_avx512, needs_pairs
 
 PACK = "frozen.aten.as_strided_copy.default"
@@ -609,8 +614,21 @@ def test_which_linear_layers_are_multiplied_in_pairs(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
+    ("rows", "columns", "turned"),
+    [(512, 64, True), (513, 64, False), (1024, 3072, True), (1025, 3072, False)],
+)
+def test_up_to_how_many_rows_a_weight_is_read_as_it_is(
+    rows: int, columns: int, turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16", "PF_AMX"))
+    kernel = plainly_named(Matmul(rows, columns, 768, dtype=DType.bf16, right="nk").kernel())
+    (plan, *_) = matmul_plans(matmul_of(kernel), choose_isa("avx512"))
+    assert plan.path is (OperandPath.TURNED if turned else OperandPath.TILES)
+
+
+@pytest.mark.parametrize(
     ("threads", "packed", "rows"),
-    [(1, True, 256), (7, True, 256), (8, True, 1536), (16, True, 1536), (16, False, 256)],
+    [(1, True, 256), (7, True, 256), (8, True, 1536), (16, True, 1536), (7, False, 512), (8, False, 1536)],
 )
 def test_more_rows_are_generated_with_many_threads(
     threads: int, packed: bool, rows: int, monkeypatch: pytest.MonkeyPatch

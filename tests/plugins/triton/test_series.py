@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,118 +12,11 @@ from fake_gpu import FakeDriver
 from polyfuse.base.errors import KernelLaunchError
 from polyfuse.runtime.checks import aligning
 from polyfuse.runtime.launching import SeriesPlan
-from polyfuse_triton.build.artifact import Artifact, Variant
-from polyfuse_triton.build.meta import KernelMeta, MetaArg
-from polyfuse_triton.launch.native import NativeLauncher, build_library, library_path
-from polyfuse_triton.launch.services import torch_services
+from polyfuse_triton.launch.native import build_library, library_path
 from requirements import needs_gcc
+from series_subject import Subject
 
 pytestmark = needs_gcc
-META = KernelMeta(
-    args=(
-        MetaArg("in0", "ptr", "*fp32", True),
-        MetaArg("out0", "ptr", "*fp32"),
-        MetaArg("n", "size", "i32"),
-    ),
-    constexprs=(),
-    num_warps=4,
-    num_stages=1,
-    grid=("(n + 3) // 4", 1, 1),
-    guard="n < 100",
-)
-TAKE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p))
-GIVE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-
-
-class Allocator:
-    """Memory that is no tensor; counts what it gave and got back."""
-
-    def __init__(self) -> None:
-        self.held: dict[int, Any] = {}
-        self.sizes: list[int] = []
-        self.full = False
-        self.take, self.give = TAKE(self._take), GIVE(self._give)
-
-    def _take(self, size: int, at: Any) -> int:
-        if self.full:
-            return 1
-        block = torch.empty(size, dtype=torch.uint8)
-        self.held[block.data_ptr()] = block
-        self.sizes.append(size)
-        at[0] = block.data_ptr()
-        return 0
-
-    def _give(self, at: int) -> int:
-        del self.held[at]
-        return 0
-
-
-class Subject:
-    """A launcher with two kernels, and what is reported."""
-
-    def __init__(self, driver: FakeDriver, library: Path, folder: Path, device_memory: bool = True) -> None:
-        driver.reset(3)
-        driver.use_device(0)
-        self.allocator, self.reported, self.flags = Allocator(), [], {"on": False}
-        functions = (self.allocator.take, self.allocator.give)
-        addresses = tuple(ctypes.cast(f, ctypes.c_void_p).value for f in functions)
-
-        @contextmanager
-        def annotate(name: str) -> Iterator[None]:
-            yield
-
-        services = replace(
-            torch_services(),
-            driver=str(driver.path),
-            stream_function=driver.stream_function,
-            current_device=lambda: 0,
-            allocate=self.tensor,
-            memory=addresses if device_memory else (None, None),  # type: ignore[arg-type]
-            profiler=(self.flags, "on"),
-            annotate=annotate,
-        )
-        self.launcher = NativeLauncher(library, services)
-        (folder / "90.cubin").write_bytes(b"code")
-        variants = (Variant(90, "90.cubin", 0, 4, 32, 0),)
-        self.kernels = {
-            name: self.launcher.kernel(Artifact(name, name, f"symbol_{name}", META, variants), folder)
-            for name in ("one", "two")
-        }
-        self.made: list[torch.Tensor] = []
-
-    def tensor(self, size: int) -> torch.Tensor:
-        if self.allocator.full:
-            raise torch.OutOfMemoryError("nothing left")
-        return torch.empty(size, dtype=torch.uint8)
-
-    def allocate(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-        self.made.append(torch.empty_strided(size, stride, dtype=dtype))
-        return self.made[-1]
-
-    def each(self, args: list[Any]) -> tuple[Any, ...]:
-        self.reported.append("each")
-        args.clear()
-        return ("each",)
-
-    def join(self, *rows: tuple[Any, ...], **changes: Any) -> Callable[[list[Any]], Any]:
-        plan = SeriesPlan(
-            "series_0",
-            1,
-            ("n",),
-            4,
-            (2,),
-            rows,
-            self.kernels,
-            self.allocate,
-            lambda tensor, size, stride: tensor.as_strided(size, stride),
-            self.each,
-            lambda error, number: self.reported.append((str(error), number)),
-        )
-        made = self.launcher.join(replace(plan, **changes))
-        assert made is not None
-        return made
-
-
 ROWS = (
     ("memory", 1, "n*64"),
     ("launch", "one", (0, 1, "n")),

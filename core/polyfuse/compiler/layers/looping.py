@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
@@ -17,7 +17,7 @@ _log = get_logger("compiler")
 def program_in_loop(
     layers: Layers,
     settings: Settings,
-    joining: Set[str],
+    joining: Mapping[str, Set[str]],
 ) -> Program | None:
     """The program of the few layers that were scheduled, which runs those between them in a loop.
 

@@ -36,6 +36,7 @@ class SeriesPlan:
         slots: how many slots there are.
         returns: slots of the results.
         rows: the steps, as `polyfuse.program.steps.SeriesRow` has them; of a tensor, the type is torch's.
+            There are no matmuls where the backend of a kernel joins none (`Backend.joins_matmuls`).
         kernels: launchables by name.
         allocate: ``(size, stride, dtype) -> Tensor``.
         view: ``(tensor, size, stride) -> Tensor``; behind the stride, elements from the tensor's start may be

@@ -68,9 +68,7 @@ def attention(
     views = [ctx.realize(operand) for operand in (query, key, value)]
     if any(view.stride[-1] != 1 for view in views):
         raise UnsupportedError("numbers of a head that do not lie side by side are the library's")
-    mask = None if attn_mask is None else ctx.realize(attn_mask)
-    if mask is not None and mask.stride[-1] != 1:
-        raise UnsupportedError("a mask whose rows are no lines in memory is the library's")
+    mask = None if attn_mask is None else _by_rows(ctx, attn_mask)
     fakes = node.meta["val"]
     result = ctx.stored(fakes[0])
     is_read = any(reader.args[1:] == (1,) for reader in node.users)
@@ -162,6 +160,15 @@ def _form(mask: TensorValue, keys: IndexLike) -> Form:
     if mask.dtype not in _FORMS:
         raise UnsupportedError(f"attention with a mask of {mask.torch_dtype} is the library's")
     return _FORMS[mask.dtype]
+
+
+def _by_rows(ctx: LoweringContext, mask: TensorValue) -> View:
+    """A mask, or its copy, whose rows are lines in memory."""
+    found = ctx.realize(mask)
+    if found.stride[-1] == 1 or mask.dtype is None:
+        return found
+    rows = ctx.temporary(mask.dtype, mask.device, mask.size)
+    return ctx.realize(ctx.lazy(rows, ctx.operand(mask, ctx.axes(rows), mask.dtype, mask.device)))
 
 
 def _mask_steps(mask: View) -> Sequence[IndexLike]:

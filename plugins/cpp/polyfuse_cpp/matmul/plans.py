@@ -15,7 +15,7 @@ from polyfuse_cpp.matmul.narrow.converted import CONVERTED_ROWS, fills_tiles, is
 from polyfuse_cpp.matmul.paths import TILE, MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.problem import Matmul, as_stored, is_far_layer, whole_tiles
 from polyfuse_cpp.matmul.tiled.padded import padded_of
-from polyfuse_cpp.matmul.tiled.turned import AT_ONCE_ROWS, TURNED_ROWS, turns
+from polyfuse_cpp.matmul.tiled.turned import AT_ONCE_ROWS, FAR_TURNED_ROWS, TURNED_ROWS, turns
 from polyfuse_cpp.matmul.window import (
     group_of,
     heights,
@@ -96,7 +96,8 @@ def matmul_plans(matmul: Matmul, isa: Isa) -> list[MatmulPlan]:
             and not (path is OperandPath.PACKED and faster)
         ] or [OperandPath.PACKED]
     found = {path: list(machine.plans(path)) for path in paths}
-    order = sorted(found, key=lambda path: _rank(path, rows))
+    far = is_far_layer(matmul)
+    order = sorted(found, key=lambda path: _rank(path, rows, far))
     best = [found[path][0] for path in order]
     others = found[order[0]][1:3]
     sliced = [plan for plan in map(machine.sliced, best[:2]) if plan.slices > 1]
@@ -176,10 +177,10 @@ def _paired_paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
         yield OperandPath.PAIRS
 
 
-def _rank(path: OperandPath, rows: int) -> float:
+def _rank(path: OperandPath, rows: int, far: bool) -> float:
     """What comes first: few rows do not pay for a layout, many do."""
     if path is OperandPath.TURNED:
-        return -2.0 if rows in TURNED_ROWS else 2.0
+        return -2.0 if rows in (FAR_TURNED_ROWS if far else TURNED_ROWS) else 2.0
     if path.tiles and rows > _FEW_FOR_TILES:
         return -1.0
     if path.packed:

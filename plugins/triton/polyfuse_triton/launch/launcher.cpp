@@ -1,6 +1,7 @@
 // Starts kernels: one Python callable for each, made without Python.h and without CUDA's headers, so that any
 // C++ compiler builds this file, once, for every Python. See native.py, which fills the structures below.
 #include <dlfcn.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -423,6 +424,7 @@ void hold(const pf_services& s, void (*change)(PyObject*)) {
   for (PyObject* item : all) change(item);
 }
 
+#include "matmuls.h"
 #include "series.h"
 #include "look.h"
 
@@ -449,6 +451,7 @@ VISIBLE const char* pf_setup(const pf_services* offered) {
       return problem;
     }
   }
+  open_matmuls(services.matmuls);
   PyObject* one = PyLong_FromLong(1);
   type_slot = ((void**)one)[1] == (void*)&PyLong_Type ? 1 : 3;
   Py_DecRef(one);
@@ -483,6 +486,9 @@ VISIBLE PyObject* pf_kernel(const pf_spec* spec) {
 
 // A function that carries out a series, or null where a kernel is not of this launcher.
 VISIBLE PyObject* pf_join(const pf_series* given) { return series_function(given); }
+
+// Whether series may have matmuls.
+VISIBLE int pf_matmuls(void) { return lt.ready; }
 
 // A function of a list that says whether the tensors at some positions begin at multiples of a power of two.
 VISIBLE PyObject* pf_look(const int* at, int count, int alignment) { return look_function(at, count, alignment); }

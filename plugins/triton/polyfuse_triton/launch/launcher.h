@@ -76,8 +76,9 @@ enum Step {
   MAKE_VIEW,    // buffer, buffer of the tensor, arguments
   FORGET,       // buffer
   LAUNCH,       // kernel, whether all numbers are known, and for each argument: a buffer, or -1 and a number
+  MULTIPLY,     // matmul, and for the result, both operands and the bias: a buffer (-1: none), bytes from its beginning
 };
-// Arguments: a constant that is a tuple of all; or -1, the rank, sizes, strides, and a constant for the last (-1: none).
+// Arguments: a constant that is a tuple of all; or -1, the rank, sizes, strides, and a constant for the last.
 
 extern "C" {
 // What the process offers, filled by native.py.
@@ -97,6 +98,18 @@ struct pf_services {
   PyObject* annotate;                      // name -> context manager
   int (*reserve)(uint64_t, void**);        // memory of the current device; null: ask `allocate`
   int (*discard)(void*);                   // gives it back
+  const char* matmuls;                     // path or name of cuBLASLt; null: there is none
+};
+// An operand of a matmul: matrices.
+struct pf_matrix {
+  int64_t columns_first;                   // whether neighbours in memory are of one column
+  int64_t step, batch;                     // elements from one row (or column), and from one matrix, to the next
+};
+// One matmul by the library.
+struct pf_matmul {
+  int dtype, epilogue, has_bias;           // as the library numbers them
+  int64_t batches, rows, columns, depth;
+  pf_matrix out, left, right;
 };
 // One architecture of a kernel.
 struct pf_variant {
@@ -108,7 +121,7 @@ struct pf_variant {
 // A series of launches; native.py and series.h say what the words mean. Everything is copied.
 struct pf_series {
   const char* name;
-  const char* wanted;                      // a letter for each input: `p`, kernels need its address; `-`, none does
+  const char* wanted;                      // a letter for each input: `p`, its address is needed; `m`, that must be a multiple of 16; `-`, it is not
   const int64_t* code;                     // steps
   const int* returns;                      // buffers of the results
   PyObject* const* kernels;                // functions that pf_kernel made
@@ -118,6 +131,8 @@ struct pf_series {
   PyObject* view;
   PyObject* each;                          // inputs in a list -> results: the same kernel by kernel
   PyObject* explain;                       // called with an error and the number of the launch
+  const pf_matmul* matmuls;
+  int matmul_count;
 };
 // One kernel. Everything is copied.
 struct pf_spec {

@@ -24,7 +24,9 @@ from polyfuse_triton.launch.series import SeriesTable, join_series
 from polyfuse_triton.launch.services import Services
 
 _SOURCE = Path(__file__).with_name("launcher.cpp")
-_PARTS = tuple(map(Path(__file__).with_name, ("launcher.h", "arguments.h", "series.h", "look.h")))
+_PARTS = tuple(
+    map(Path(__file__).with_name, ("launcher.h", "arguments.h", "matmuls.h", "series.h", "look.h"))
+)
 _LIBRARY = "launcher.so"
 _FLAGS = ("-std=gnu++17", "-O2", "-g0", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,--build-id=none")
 _COMPILERS = ("g++", "c++", "clang++")
@@ -50,6 +52,7 @@ class _Services(ctypes.Structure):
         ("annotate", ctypes.py_object),
         ("reserve", ctypes.c_void_p),
         ("discard", ctypes.c_void_p),
+        ("matmuls", ctypes.c_char_p),
     )
 
 
@@ -127,6 +130,7 @@ class NativeLauncher:
             key if key is not None else "",
             services.annotate,
             *services.memory,
+            services.matmuls.encode() or None,
         )
         setup = self._library.pf_setup
         setup.restype = ctypes.c_char_p
@@ -149,6 +153,8 @@ class NativeLauncher:
             self._join.restype = ctypes.py_object
             self._join.argtypes = [ctypes.POINTER(SeriesTable)]
             offer_series(self._path, self.join)
+        # packages of before bring one that knows no matmuls
+        self._matmuls = hasattr(self._library, "pf_matmuls") and bool(self._library.pf_matmuls())
         self._look: Any = getattr(self._library, "pf_look", None)
         if self._look is not None and services.tensor_data:
             self._look.restype = ctypes.py_object
@@ -201,6 +207,8 @@ class NativeLauncher:
         """A function that carries out a series of launches; None where not all is this library's."""
         made = {name: _MADE.get(kernel, ("", "")) for name, kernel in plan.kernels.items()}
         if any(path != self._path or not set(codes) <= set("pPiIlL") for path, codes in made.values()):
+            return None
+        if not self._matmuls and any(row[0] == "matmul" for row in plan.rows):
             return None
         try:
             return join_series(self._join, plan, {name: codes for name, (_, codes) in made.items()})

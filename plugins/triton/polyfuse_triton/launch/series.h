@@ -16,6 +16,8 @@ struct Series {
   int length, inputs, symbols, buffers, results, launches, kernel_count, constant_count;
   PyObject *allocate, *view, *each, *explain;
   Shape* shapes;         // of launches whose numbers are known
+  Matmul* matmuls;
+  int matmul_count;
   pf_method method;
 };
 // One call. Freed by `finish`.
@@ -28,6 +30,7 @@ struct Running {
 };
 
 const char* const SERIES = "polyfuse series";
+enum { MULTIPLY_WORDS = 9 };
 
 PyObject* one_by_one(const Series* s, PyObject* args) {
   return PyObject_CallFunction(s->each, "O", args);
@@ -64,6 +67,7 @@ bool shapes_fit(const Series* s, Running& now) {
       case MAKE_TENSOR: word = behind_arguments(word + 1); break;
       case MAKE_VIEW: word = behind_arguments(word + 2); break;
       case FORGET: ++word; break;
+      case MULTIPLY: word += MULTIPLY_WORDS; break;
       case LAUNCH: {
         const Kernel* k = s->kernel[*word++];
         const bool known = *word++;
@@ -124,7 +128,8 @@ PyObject* made(const Series* s, PyObject* function, PyObject* tensor, const int6
   const int64_t last = *word++;
   PyObject* result = nullptr;
   if (!good) raise(services.launch_error, "a size does not fit in 64 bits", "use smaller sizes");
-  else if (size && stride && tensor) result = PyObject_CallFunction(function, "OOO", tensor, size, stride);
+  else if (size && stride && tensor)
+    result = PyObject_CallFunction(function, "OOOO", tensor, size, stride, s->constants[last]);
   else if (size && stride) result = PyObject_CallFunction(function, "OOO", size, stride, s->constants[last]);
   if (size) Py_DecRef(size);
   if (stride) Py_DecRef(stride);
@@ -190,6 +195,13 @@ bool carry_out(const Series* s, Running& now, Lock& lock) {
         break;
       }
       case FORGET: forget(&now.buffers[*word++], lock); break;
+      case MULTIPLY: {
+        int64_t at[4];
+        for (int i = 0; i < 4; ++i) at[i] = word[1 + 2 * i] < 0 ? 0 : now.buffers[word[1 + 2 * i]].at + word[2 + 2 * i];
+        if (!multiply(&s->matmuls[*word], at[0], at[1], at[2], at[3], now.stream, lock)) return false;
+        word += MULTIPLY_WORDS;
+        break;
+      }
       case LAUNCH:
         if (!start_one(s, now, word, launch, lock)) {
           explain_launch(s, launch);
@@ -200,6 +212,14 @@ bool carry_out(const Series* s, Running& now, Lock& lock) {
     }
   }
   return true;
+}
+
+bool is_aligned(PyObject* tensor) {
+  try {
+    return !((int64_t)services.tensor_data(tensor) % LT_ALIGNMENT);
+  } catch (...) {
+    return false;
+  }
 }
 
 // Everything that can be in the way, before an input is touched; with an error, or without one, if something is.
@@ -217,7 +237,15 @@ bool prepare(const Series* s, Running& now, PyObject* args) {
   for (int i = 0; i < s->kernel_count; ++i)
     if (!(now.slots[i] = slot_in(s->kernel[i], context))) return false;
   if (!stream_of(now.slots[0]->device, &now.stream)) return false;
-  if (is_captured(now.stream))
+  const bool captured = is_captured(now.stream);
+  for (int i = 0; i < s->matmul_count; ++i) {
+    // what the library does when it is asked for the first time may not be captured
+    if (captured && !s->matmuls[i].context) return false;
+    if (!ready(&s->matmuls[i], context, now.slots[0]->variant->arch >= 90)) return false;
+  }
+  for (int i = 0; i < s->inputs; ++i)
+    if (s->wanted[i] == 'm' && !is_aligned(PyList_GetItem(args, i))) return false;
+  if (captured)
     for (int i = 0; i < s->kernel_count; ++i) now.slots[i]->captured = true;
   return true;
 }
@@ -226,7 +254,7 @@ bool take_inputs(const Series* s, Running& now, PyObject* args) {
   for (int i = 0; i < s->inputs; ++i) {
     PyObject* item = PyList_GetItem(args, i);
     Py_IncRef(item);
-    if (s->wanted[i] != 'p') now.buffers[i].object = item;
+    if (s->wanted[i] == '-') now.buffers[i].object = item;
     else if (!hold(&now.buffers[i], item)) return false;
   }
   return !PyList_SetSlice(args, 0, s->inputs + s->symbols, nullptr);
@@ -279,6 +307,8 @@ void end_series(PyObject* capsule) {
   PyObject* const held[] = {s->allocate, s->view, s->each, s->explain};
   for (PyObject* one : held) Py_DecRef(one);
   free(s->name), free(s->wanted), free(s->code), free(s->returns), free(s->kernels), free(s->kernel);
+  for (int i = 0; i < s->matmul_count && !ending; ++i) end_matmul(&s->matmuls[i]);
+  free(s->matmuls);
   free(s->constants), free(s->shapes), free(s);
 }
 
@@ -299,6 +329,8 @@ PyObject* series_function(const pf_series* given) {
   s->kernels = copied(given->kernels, given->kernel_count), s->constants = copied(given->constants, given->constant_count);
   s->kernel = (Kernel**)calloc(given->kernel_count + 1, sizeof(Kernel*));
   s->shapes = (Shape*)calloc(given->launches + 1, sizeof(Shape));
+  s->matmul_count = given->matmul_count, s->matmuls = (Matmul*)calloc(given->matmul_count + 1, sizeof(Matmul));
+  for (int i = 0; i < s->matmul_count; ++i) s->matmuls[i].what = given->matmuls[i];
   s->allocate = given->allocate, s->view = given->view, s->each = given->each, s->explain = given->explain;
   for (int i = 0; i < s->kernel_count; ++i) {
     Py_IncRef(s->kernels[i]);

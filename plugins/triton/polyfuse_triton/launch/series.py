@@ -10,6 +10,14 @@ from typing import Any
 from polyfuse.runtime.launching import SeriesPlan
 from polyfuse_triton.launch.expressions import postfix
 
+TYPES = {"bfloat16": 14, "float16": 2}
+"""Types of matmuls, as cuBLASLt numbers them."""
+
+EPILOGUES = {"": 0, "relu": 2, "gelu": 32}
+_BIAS, _NO_EPILOGUE = 4, 1
+_Operand = tuple[int, int, bool, int, int]
+"""An operand of a matmul, as `polyfuse.program.steps.SeriesRow` has it."""
+
 
 class _Step(IntEnum):
     """In the order of the launcher's own list."""
@@ -19,6 +27,26 @@ class _Step(IntEnum):
     MAKE_VIEW = 2
     FORGET = 3
     LAUNCH = 4
+    MULTIPLY = 5
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = (("columns_first", ctypes.c_int64), ("step", ctypes.c_int64), ("batch", ctypes.c_int64))
+
+
+class _Matmul(ctypes.Structure):
+    _fields_ = (
+        ("dtype", ctypes.c_int),
+        ("epilogue", ctypes.c_int),
+        ("has_bias", ctypes.c_int),
+        ("batches", ctypes.c_int64),
+        ("rows", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("depth", ctypes.c_int64),
+        ("out", _Matrix),
+        ("left", _Matrix),
+        ("right", _Matrix),
+    )
 
 
 class SeriesTable(ctypes.Structure):
@@ -43,6 +71,8 @@ class SeriesTable(ctypes.Structure):
         ("view", ctypes.py_object),
         ("each", ctypes.py_object),
         ("explain", ctypes.py_object),
+        ("matmuls", ctypes.POINTER(_Matmul)),
+        ("matmul_count", ctypes.c_int),
     )
 
 
@@ -64,7 +94,7 @@ def join_series(
         ctypes.byref(
             SeriesTable(
                 plan.name.encode(),
-                "".join("p" if number in words.addressed else "-" for number in range(plan.inputs)).encode(),
+                "".join(words.wanted(number) for number in range(plan.inputs)).encode(),
                 (ctypes.c_int64 * len(words.code))(*words.code),
                 (ctypes.c_int * len(plan.returns))(*plan.returns),
                 (ctypes.py_object * len(kernels))(*kernels),
@@ -81,6 +111,8 @@ def join_series(
                 plan.view,
                 plan.each,
                 plan.explain,
+                (_Matmul * len(words.matmuls))(*words.matmuls),
+                len(words.matmuls),
             )
         )
     )
@@ -96,6 +128,8 @@ class _Words:
         self.kernels: list[str] = []
         self.constants: list[Any] = []
         self.addressed: set[int] = set()
+        self.multiplied: set[int] = set()
+        self.matmuls: list[_Matmul] = []
         self.launches = 0
         for kind, *row in plan.rows:
             if kind == "launch":
@@ -105,9 +139,40 @@ class _Words:
             elif kind == "tensor":
                 self.code += [_Step.MAKE_TENSOR, row[0], *self._arguments(*row[1:])]
             elif kind == "view":
-                self.code += [_Step.MAKE_VIEW, row[0], row[1], *self._varying(row[2], row[3]), -1]
+                self._view(row[0], row[1], 0, row[2], row[3])
+            elif kind == "part":
+                self._view(*row[:-1])
+            elif kind == "matmul":
+                self._matmul(*row)
             else:
                 self.code += [_Step.FORGET, row[0]]
+
+    def _view(
+        self, slot: int, of: int, offset: int, size: Sequence[int | str], stride: Sequence[int | str]
+    ) -> None:
+        self.code += [_Step.MAKE_VIEW, slot, of, *self._varying(size, stride), self._constant(offset)]
+
+    def wanted(self, slot: int) -> str:
+        """What is needed of an input, as `launcher.h` has it."""
+        return "m" if slot in self.multiplied else "p" if slot in self.addressed else "-"
+
+    def _matmul(
+        self,
+        dtype: str,
+        sizes: Sequence[int],
+        activation: str,
+        out: _Operand,
+        left: _Operand,
+        right: _Operand,
+        bias: tuple[int, int] | None,
+    ) -> None:
+        matrices = [_Matrix(*operand[2:]) for operand in (out, left, right)]
+        epilogue = EPILOGUES[activation] + (_BIAS if bias is not None else 0) or _NO_EPILOGUE
+        self.code += [_Step.MULTIPLY, len(self.matmuls)]
+        self.matmuls.append(_Matmul(TYPES[dtype], epilogue, bias is not None, *sizes, *matrices))
+        for slot, offset, *_ in (out, left, right, bias or (-1, 0)):
+            self.code += [slot, offset]
+            self.multiplied.add(slot)
 
     def _launch(self, kernel: str, operands: Sequence[int | str], letters: str) -> None:
         if kernel not in self.kernels:

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from polyfuse.base.errors import KernelLaunchError, KernelLoadError
+from polyfuse_cuda.cublas import matmul_library
 from polyfuse_cuda.driver import DRIVER, free_cached_memory
 
 
@@ -27,6 +28,7 @@ class Services:
         annotate: makes a context that shows under a name in the profiler.
         free_memory: releases the memory that this process caches; called where the driver has none,
             which is then asked once more.
+        matmuls: name or path of cuBLASLt; empty: there is none.
         load_error, launch_error: classes of errors, called with a cause and a fix.
         memory_error: the class of errors of a device without memory, called with a text.
         memory: addresses of C functions that take memory and give it back, or None
@@ -44,6 +46,7 @@ class Services:
     free_memory: Callable[[], None]
     memory_error: type[Exception]
     memory: tuple[int | None, int | None] = (None, None)
+    matmuls: str = ""
     load_error: type[Exception] = KernelLoadError
     launch_error: type[Exception] = KernelLaunchError
 
@@ -78,4 +81,5 @@ def torch_services() -> Services:
         free_memory=free_cached_memory,
         memory_error=torch.OutOfMemoryError,
         memory=(take or None, give or None),
+        matmuls=matmul_library(),
     )

@@ -11,8 +11,10 @@ from polyfuse_cpp.matmul.paths import TILE
 from polyfuse_cpp.matmul.problem import Matmul
 from polyfuse_cpp.matmul.touched import common_pitch
 
-TURNED_ROWS: Final = range(5, 513)
-"""Rows for which packing rows and transposing sums take less time than packing the weight."""
+TURNED_ROWS, FAR_TURNED_ROWS = range(5, 513), range(5, 1025)
+"""Rows for which packing rows and transposing sums take less time than packing the weight: one that stays
+in a near cache, and one that does not.
+"""
 
 STEPS: Final = 32
 """Steps of the depth in a register."""
