@@ -10,7 +10,8 @@ from torch.fx import GraphModule
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import NO_TEXTS, PassTexts
 from polyfuse.frontend.graph import Note
-from polyfuse.frontend.rewrites.attention import fuse_attention, share_heads
+from polyfuse.frontend.rewrites.attention.flexible import spell_out_flexible
+from polyfuse.frontend.rewrites.attention.spelled import fuse_attention, share_heads
 from polyfuse.frontend.rewrites.chunked import chunk_matmuls
 from polyfuse.frontend.rewrites.collectives import bucket_collectives, merge_collectives, symmetric_sums
 from polyfuse.frontend.rewrites.constant_folding import (
@@ -64,6 +65,7 @@ def remove_dead(state: Rewriting) -> int:
 
 
 PASSES: Final[tuple[tuple[str, Pass], ...]] = (
+    ("spell-out-flexible", spell_out_flexible),
     ("remove-dead", remove_dead),
     ("spell-as-permute", spell_as_permute),
     ("look-at-memory", look_at_memory),
