@@ -112,17 +112,20 @@ def int4_text(rows: int, columns: int = 1024, group: int = 64, parts: int = 1) -
 """
 
 
-def int8_text(rows: int, columns: int = 1024) -> str:
-    """A product with a weight of 1024 rows, a signed number a byte."""
+def int8_text(rows: int, columns: int = 1024, side: int = 0) -> str:
+    """A product with a weight of 1024 rows, a signed number a byte; `side`: of rows that are stored
+    transposed, so many side by side.
+    """
+    row = f"{side}*r0 + p0" if side else "1024*p0 + r0"
     return f"""kernel narrow on cuda {{
  numerics fast
  axes p0{{{rows}}} ~ {rows}, p1{{{columns}}} ~ {columns}
  raxes r0{{1024}} ~ 1024
- in x: bf16[{1024 * rows}] aligned
+ in x: bf16[{1024 * (side or rows)}] aligned
  in w: i8[{1024 * columns}] aligned
  out out0: f32[{columns * rows}] aligned
  loop {{
-  a = load bf16 x[1024*p0 + r0]
+  a = load bf16 x[{row}]
   b0 = load i8 w[1024*p1 + r0]
   b1 = cast f32 (b0)
   b = cast bf16 (b1)

@@ -19,7 +19,7 @@ from polyfuse.ir.text.print import text
 from polyfuse_triton.amd.__main__ import main
 from polyfuse_triton.amd.chips import CHIPS, chip_of, table
 from polyfuse_triton.amd.compile import compile_for
-from triton_gemms import int4_text, kernel_of
+from triton_gemms import int4_text, int8_text, kernel_of
 from triton_kernels import KERNELS, kernel
 
 AMDGPU = 224
@@ -49,9 +49,11 @@ def test_every_kernel_is_code_for_every_chip(name: str, chip: str) -> None:
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("rows", (8, 64))
-def test_weights_of_four_bits_are_multiplied_by_matrix_instructions(rows: int) -> None:
-    made = compile_for(chip_of("gfx942"), kernel_of(int4_text(rows)))
+@pytest.mark.parametrize(
+    "text", (int4_text(8), int4_text(64), int8_text(64, side=64)), ids=("8", "64", "bytes")
+)
+def test_narrow_weights_are_multiplied_by_matrix_instructions(text: str) -> None:
+    made = compile_for(chip_of("gfx942"), kernel_of(text))
     assert "v_mfma_f32" in made.assembly
     assert "scratch_" not in made.assembly
     assert made.shared_bytes <= CHIPS["gfx942"].shared_bytes

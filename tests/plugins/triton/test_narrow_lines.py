@@ -38,6 +38,15 @@ def test_lines_are_read_by_sixteen_bytes(rows: int, group: int) -> None:
     assert made.spilled_bytes == 0
 
 
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("arch", [80, 89])
+def test_devices_before_hopper_have_the_instructions(arch: int) -> None:
+    source = emit(kernel_of(int4_text(64)), None, known_target(f"sm_{arch}"))
+    assert "scaled_lines(" in source.text
+    function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")
+    assert compile_kernel(function, KernelMeta.parse(source.meta), arch, 0, False).code
+
+
 @pytest.mark.parametrize(
     "old, new",
     [
@@ -170,8 +179,9 @@ INSTRUCTIONS = {
     "prmt.b32": picked,
     "lop3.b32": looked_up,
     "mad.lo.u32": lambda a, b, c: (a * b + c) & 0xFFFFFFFF,
-    "sub.rn.bf16x2": lambda a, b: word_of(numbers_in(a) - numbers_in(b)),
-    "mul.rn.bf16x2": lambda a, b: word_of(numbers_in(a) * numbers_in(b)),
+    "fma.rn.bf16x2": lambda a, b, c: word_of(
+        (numbers_in(a).double() * numbers_in(b).double() + numbers_in(c).double()).bfloat16()
+    ),
 }
 
 

@@ -164,3 +164,15 @@ def test_without_the_library_no_series_has_matmuls(driver: FakeDriver, library: 
     subject = Subject(driver, library, tmp_path)
     left, right = torch.randn(1, 16, 8).to(BF16), torch.randn(1, 8, 32).to(BF16)
     assert subject.launcher.join(subject.plan(*rows_of(left, right))) is None
+
+
+def test_what_the_launcher_of_an_older_package_does_not_know(subject: Subject) -> None:
+    part = ("part", 3, 2, 4, (2,), (1,), BF16)
+    rows = (("launch", "one", (0, 1, "n")), ("tensor", 2, (8,), (1,), BF16), part)
+    plan = subject.plan(*rows, inputs=2, slots=4, returns=(3,))
+    call = subject.launcher.join(plan)
+    assert call is not None
+    (found,) = call([torch.zeros(64), torch.zeros(64), 5])
+    assert found.data_ptr() == subject.made[-1].data_ptr() + 8 and found.shape == (2,)
+    subject.launcher._rows -= {"part"}
+    assert subject.launcher.join(plan) is None

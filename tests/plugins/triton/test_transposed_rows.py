@@ -121,16 +121,10 @@ def test_all_programs_are_there_at_once(side: int, columns: int, depth: int, par
     assert streaming_parts(matmul, HOPPER) == parts
 
 
-def transposed_text(rows: int, side: int) -> str:
-    """`int8_text` by rows that are stored transposed, `side` of them side by side."""
-    kernel = int8_text(rows).replace("x[1024*p0 + r0]", f"x[{side}*r0 + p0]")
-    return kernel.replace(f"in x: bf16[{1024 * rows}]", f"in x: bf16[{1024 * side}]")
-
-
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("rows", [32, 64])
 def test_each_thread_reads_words_of_its_own(rows: int) -> None:
-    source = emit(kernel_of(transposed_text(rows, rows)), None, HOPPER)
+    source = emit(kernel_of(int8_text(rows, side=rows)), None, HOPPER)
     assert "signed_words(" in source.text
     function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")
     made = compile_kernel(function, KernelMeta.parse(source.meta), 90, 0, False)
@@ -143,10 +137,20 @@ def test_each_thread_reads_words_of_its_own(rows: int) -> None:
     assert made.spilled_bytes == 0
 
 
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("arch", [80, 89])
+def test_devices_before_hopper_read_them_too(arch: int) -> None:
+    """Rows that the caller has transposed."""
+    source = emit(kernel_of(int8_text(64, side=64)), None, known_target(f"sm_{arch}"))
+    assert "signed_words(" in source.text
+    function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")
+    assert compile_kernel(function, KernelMeta.parse(source.meta), arch, 0, False).code
+
+
 @pytest.mark.parametrize("rows, side", [(40, 40), (33, 48)])
 def test_rows_that_make_no_whole_tiles_are_read_one_by_one(rows: int, side: int) -> None:
     """Beyond the last row may be no memory."""
-    assert "transposed_rows(" not in emit(kernel_of(transposed_text(rows, side)), None, HOPPER).text
+    assert "transposed_rows(" not in emit(kernel_of(int8_text(rows, side=side)), None, HOPPER).text
 
 
 EVERY_BYTE = """

@@ -78,7 +78,8 @@ def test_it_is_loaded_without_a_compiler(path, tmp_path):
     assert sorted(modules & heavy) == []
     assert {name for name in modules if name.startswith("polyfuse_")} == {
         *("polyfuse_cpp", "polyfuse_cpp.bindings", "polyfuse_cpp.isa"),
-        *("polyfuse_cpp.loading", "polyfuse_cpp.prelude"),
+        *("polyfuse_cpp.loading", "polyfuse_cpp.native_host", "polyfuse_cpp.native_host.series"),
+        "polyfuse_cpp.prelude",
     }
 
 

@@ -9,11 +9,18 @@ import triton.language as tl
 from triton.language.extra.hip.libdevice import *  # noqa: F403
 from triton.language.extra.hip.libdevice import cos
 
-from polyfuse_triton.device.plain_bytes import high_half, low_half, pair_of_halves, signed_bits
+from polyfuse_triton.device.plain_bytes import (
+    four_of_bytes,
+    high_half,
+    low_half,
+    pair_of_halves,
+    signed_bits,
+)
 
 __all__ = [
     "anywhere",
     "cospi",
+    "four_of_bytes",
     "high_half",
     "low_half",
     "mul_rn",

@@ -160,18 +160,21 @@ else:
         word: tl.tensor, number: tl.tensor, zero: tl.tensor, scale: tl.tensor
     ) -> tuple[tl.tensor, tl.tensor]:
         """The lower and the upper half of byte `number` of a word, less `zero` and times `scale`, as bf16,
-        rounded as in eager mode; these two hold one bf16 twice.
+        rounded as in eager mode; these two hold one bf16 twice. Differences and products are what devices
+        before Hopper have no instructions for: sums with products by -1, and with -0.
         """
         return tl.inline_asm_elementwise(
             """{
-            .reg .b32 two, base;
+            .reg .b32 two, base, minus, none;
             mov.b32 base, 0x43004300;
+            mov.b32 minus, 0xBF80BF80;
+            mov.b32 none, 0x80008000;
             prmt.b32 two, $2, 0, $3;
             mad.lo.u32 two, two, 4096, two;
             lop3.b32 two, two, 0x000F000F, base, 0xEA;
-            sub.rn.bf16x2 two, two, base;
-            sub.rn.bf16x2 two, two, $4;
-            mul.rn.bf16x2 two, two, $5;
+            fma.rn.bf16x2 two, base, minus, two;
+            fma.rn.bf16x2 two, $4, minus, two;
+            fma.rn.bf16x2 two, two, $5, none;
             mov.b32 {$0, $1}, two;
             }""",
             "=h,=h,r,r,r,r",
@@ -186,15 +189,16 @@ else:
         """The signed bytes of a word as bf16: as differences whose sign's bit makes 256 of 128."""
         n0, n2, n1, n3 = tl.inline_asm_elementwise(
             """{
-            .reg .b32 low, sign, upper;
+            .reg .b32 low, sign, upper, minus;
+            mov.b32 minus, 0xBF80BF80;
             lop3.b32 low, $4, 0x007F007F, 0x43004300, 0xEA;
             lop3.b32 sign, $4, 0x00800080, 0x43004300, 0xEA;
-            sub.rn.bf16x2 low, low, sign;
+            fma.rn.bf16x2 low, sign, minus, low;
             mov.b32 {$0, $1}, low;
             shr.u32 upper, $4, 8;
             lop3.b32 low, upper, 0x007F007F, 0x43004300, 0xEA;
             lop3.b32 sign, upper, 0x00800080, 0x43004300, 0xEA;
-            sub.rn.bf16x2 low, low, sign;
+            fma.rn.bf16x2 low, sign, minus, low;
             mov.b32 {$2, $3}, low;
             }""",
             "=h,=h,=h,=h,r",

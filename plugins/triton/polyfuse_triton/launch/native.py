@@ -153,8 +153,10 @@ class NativeLauncher:
             self._join.restype = ctypes.py_object
             self._join.argtypes = [ctypes.POINTER(SeriesTable)]
             offer_series(self._path, self.join)
-        # packages of before bring one that knows no matmuls
-        self._matmuls = hasattr(self._library, "pf_matmuls") and bool(self._library.pf_matmuls())
+        rows = ["memory", "tensor", "view", "free", "launch"]
+        if hasattr(self._library, "pf_matmuls"):  # packages of before bring one without it
+            rows += ["part", *(["matmul"] if self._library.pf_matmuls() else ())]
+        self._rows = frozenset(rows)
         self._look: Any = getattr(self._library, "pf_look", None)
         if self._look is not None and services.tensor_data:
             self._look.restype = ctypes.py_object
@@ -208,7 +210,7 @@ class NativeLauncher:
         made = {name: _MADE.get(kernel, ("", "")) for name, kernel in plan.kernels.items()}
         if any(path != self._path or not set(codes) <= set("pPiIlL") for path, codes in made.values()):
             return None
-        if not self._matmuls and any(row[0] == "matmul" for row in plan.rows):
+        if not self._rows.issuperset(row[0] for row in plan.rows):
             return None
         try:
             return join_series(self._join, plan, {name: codes for name, (_, codes) in made.items()})
