@@ -179,7 +179,7 @@ def test_shuffled_pixels_of_few_channels_are_a_loop_behind_the_convolution() -> 
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("bias", [True, False])
 def test_what_stands_for_one_where_there_is_no_library(dims: int, bias: bool) -> None:
-    decomposed = without_libraries.without_libraries()[torch.ops.aten.convolution.default]
+    decomposed = without_libraries.without_libraries(images_later=False)[torch.ops.aten.convolution.default]
     x, added = torch.randn(2, 4, *[5, 3, 2][:dims]), torch.randn(6) if bias else None
     ones = [1] * dims
     for window, padding, more in (([2, 3, 1], [0, 0, 0], [0, 0, 0]), ([4, 5, 2], [1, 0, 1], [1, 2, 0])):

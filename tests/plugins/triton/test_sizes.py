@@ -15,7 +15,7 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.text.parse import parse
 from polyfuse_triton.build.toolchain import build
 from polyfuse_triton.codegen import configs, emit
-from polyfuse_triton.matmul.kernel import sizes_in_strides
+from polyfuse_triton.matmul.strides import sizes_in_strides
 from polyfuse_triton.target import known_target
 from polyfuse_triton.target_info import target_info_of
 from polyfuse_triton.tiling.choice import choose_plan

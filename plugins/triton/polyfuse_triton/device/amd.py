@@ -13,6 +13,7 @@ from polyfuse_triton.device.plain_bytes import (
     four_of_bytes,
     high_half,
     low_half,
+    multiplied,
     pair_of_halves,
     signed_bits,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "high_half",
     "low_half",
     "mul_rn",
+    "multiplied",
     "pair_of_halves",
     "quick_exp2",
     "quick_inverse",

@@ -6,6 +6,9 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from packaging.version import Version
+
+from polyfuse_triton.device import plain_bytes
 
 __all__ = [
     "anywhere",
@@ -13,6 +16,7 @@ __all__ = [
     "high_half",
     "libdevice",
     "low_half",
+    "multiplied",
     "pair_of_halves",
     "quick_exp2",
     "quick_inverse",
@@ -29,15 +33,17 @@ high_half: Any
 signed_bits: Any
 pair_of_halves: Any
 four_of_bytes: Any
+multiplied: Any
 wait_for_cluster: Any
 if triton.knobs.runtime.interpret:
-    from polyfuse_triton.device import interpret, plain_bytes
+    from polyfuse_triton.device import interpret
 
     libdevice = interpret
     low_half, high_half = plain_bytes.low_half, plain_bytes.high_half
     signed_bits = plain_bytes.signed_bits
     pair_of_halves = plain_bytes.pair_of_halves
     four_of_bytes = plain_bytes.four_of_bytes
+    multiplied = plain_bytes.multiplied
     quick_exp2 = interpret.exp2  # type: ignore[attr-defined]
 
     @triton.jit
@@ -81,6 +87,19 @@ else:
     def anywhere(a: tl.tensor) -> tl.tensor:
         """The same 32-bit integer, of which the compiler does not know how large it may be."""
         return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [a], dtype=tl.int32, is_pure=True, pack=1)
+
+    if Version(triton.__version__) < Version("3.7"):
+
+        @triton.jit
+        def multiplied(total: tl.tensor) -> tl.tensor:
+            """The same sums of 32 bits, once all that is added to them is there. Triton before 3.7 makes what
+            Hopper's matrix instructions take from registers again while those of the last round still read
+            it (triton-lang/triton#9433), unless something needs the sums.
+            """
+            return tl.inline_asm_elementwise("", "=r,0", [total], dtype=total.dtype, is_pure=True, pack=1)
+
+    else:
+        multiplied = plain_bytes.multiplied
 
     @triton.jit
     def wait_for_cluster() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import gcd
+from dataclasses import replace
 from typing import Any
 
 from polyfuse.ir.kernel import Kernel
@@ -13,7 +12,7 @@ from polyfuse.ir.types import DType
 from polyfuse.kit import KernelFacts, Writer
 from polyfuse.kit.contraction import Operand
 from polyfuse.plugin import Source
-from polyfuse.symbolic import Index, IndexLike, axis, free_axes, substitute
+from polyfuse.symbolic import IndexLike, axis, free_axes, substitute
 from polyfuse_triton.build.meta import PRODUCT
 from polyfuse_triton.dtypes import triton_type
 from polyfuse_triton.loops.coordinates import renamed
@@ -38,6 +37,7 @@ from polyfuse_triton.matmul.narrow import (
 )
 from polyfuse_triton.matmul.narrow_scope import GroupScope, NarrowScope
 from polyfuse_triton.matmul.plan import Matmul, MatmulPlan
+from polyfuse_triton.matmul.strides import SizeInStrides, sizes_in_strides
 from polyfuse_triton.tiling.plan import Plan
 
 _ACCURATE = 128
@@ -45,8 +45,6 @@ _ACCURATE = 128
 
 
 _ALIGNED, _UNALIGNED = f"aligned_{Source.SYMBOL}", f"unaligned_{Source.SYMBOL}"
-_WIDE = 16
-"""Elements of which strides are multiples where rows are copied in wide chunks."""
 _BESIDE = "beside"
 """The sum of a second matmul."""
 _FEW_ROWS = 16
@@ -94,38 +92,6 @@ def _two_ways(writing: _Writing, strides: Mapping[str, SizeInStrides], slow: Mat
             constants = [str(slow.k) if name == "KBLOCK" else name for name in constants]
             out.line(f"{_UNALIGNED}({', '.join([*given.values(), *constants])})")
     return out.text()
-
-
-@dataclass(frozen=True)
-class SizeInStrides:
-    """What a size argument that multiplies an axis in some address must be for wide copies.
-
-    Attributes:
-        multiple: of what, so that each such stride is a multiple of 16 elements.
-        alone: whether it is in strides without other sizes: then steps inside a tile fit in 32 bits if the
-            size does with room.
-    """
-
-    multiple: int
-    alone: bool
-
-
-def sizes_in_strides(kernel: Kernel) -> dict[str, SizeInStrides]:
-    """The size arguments that multiply an axis in some address."""
-    found: dict[str, SizeInStrides] = {}
-    for section in kernel.sections:
-        for stmt in section.body:
-            if not isinstance(stmt, (Load, Store)) or not isinstance(stmt.index, Index):
-                continue
-            for monomial, factor in stmt.index.terms:
-                sizes = [atom.name for atom in monomial if atom.kind == "sym"]
-                if len(sizes) == len(monomial):
-                    continue
-                for name in sizes:
-                    use = found.get(name, SizeInStrides(1, True))
-                    multiple = max(use.multiple, _WIDE // gcd(factor, _WIDE))
-                    found[name] = SizeInStrides(multiple, use.alone and len(sizes) == 1)
-    return found
 
 
 class _OperandScope(MemoryScope):
@@ -218,6 +184,7 @@ class _Writing:
                 b = self._operand(right, found.right, "kn")
                 for total, a in tiles:
                     out.line(f"{total} = tl.dot({a}, {b}, {total}{self._precision()})")
+                self._end_round(*(total for total, _ in tiles))
             for line in self.coordinates.loop_lines(body):
                 out.line(line)
             out.add(body)
@@ -277,6 +244,7 @@ class _Writing:
                 if factors:
                     scales = " * ".join(scope.typed(scope.value(factor)) for factor in factors)
                     out.line(f"acc += part * ({scales})")
+            self._end_round("acc")
         with out.indented():
             for line in self.coordinates.loop_lines(lines):
                 out.line(line)
@@ -305,6 +273,7 @@ class _Writing:
                 scope.at(moved, {}, {})
                 tile = self._narrow_tile(scope, found.left.value, found.left, "mk")
             out.line(f"acc = tl.dot({tile}, {ordered}, acc{self._precision()})")
+            self._end_round("acc")
         with out.indented():
             for line in self.coordinates.loop_lines(lines):
                 out.line(line)
@@ -347,10 +316,19 @@ class _Writing:
             if both is None:
                 both = self._joined_halves(scope, moved, before, groups, narrow)
             out.line(f"acc = tl.dot({both}, tl.trans({tile}), acc{self._precision()})")
+            self._end_round("acc")
         with out.indented():
             for line in self.coordinates.loop_lines(lines):
                 out.line(line)
             out.add(lines)
+
+    def _end_round(self, *totals: str) -> None:
+        """Before operands in registers are made again, matmuls have to have read them (`multiplied`)."""
+        if not self._found.makes_left or self._plan.warps < FEWEST_WARPS:
+            return
+        if self._found.contraction.dtype.itemsize == 4:
+            for total in totals:
+                self._out.line(f"{total} = multiplied({total})")
 
     def _joined_halves(
         self,

@@ -65,6 +65,14 @@ class Matmul:
         return self.contraction.left.dtype is DType.f32 and self.contraction.kind == "dot"
 
     @property
+    def makes_left(self) -> bool:
+        """Whether a left operand is computed, and not only read: the matrix instruction may take it from
+        registers.
+        """
+        both = (self.contraction, self.beside)
+        return any(one is not None and one.left.plain is None for one in both)
+
+    @property
     def shortest_depth(self) -> int:
         """The shortest depth of a tile that a matrix instruction takes."""
         return 32 if self.itemsize == 1 else 16
