@@ -49,11 +49,11 @@ def engines_results(results: Path = RESULTS) -> list[dict[str, Any]]:
 
 def _shown(results: Path) -> dict[str, Any] | None:
     """What the README and the chart show: the result file with the most engines, of those the one with the
-    most networks, of equals the newest.
+    most networks that all of them have run, of equals the newest.
     """
     return max(
         engines_results(results),
-        key=lambda c: (_engines(c), len(c["rows"]), c.get("taken", "")),
+        key=lambda c: (_engines(c), _complete(c), c.get("taken", "")),
         default=None,
     )
 
@@ -61,6 +61,11 @@ def _shown(results: Path) -> dict[str, Any] | None:
 def _engines(content: dict[str, Any]) -> int:
     timed = {timing["name"] for row in content["rows"] for timing in row["timings"]}
     return len(timed & DRAWN.keys())
+
+
+def _complete(content: dict[str, Any]) -> int:
+    timed = [{timing["name"] for timing in row["timings"]} & DRAWN.keys() for row in content["rows"]]
+    return sum(len(names) == _engines(content) for names in timed)
 
 
 def _untimed(row: dict[str, Any], name: str) -> str:
