@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.statements import Load
+from polyfuse.ir.statements import Constant, Load
 from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand, match, match_two
 from polyfuse.plugin import Config
@@ -70,7 +70,7 @@ class Matmul:
         registers.
         """
         both = (self.contraction, self.beside)
-        return any(one is not None and one.left.plain is None for one in both)
+        return any(one is not None and not _is_read(one.left) for one in both)
 
     @property
     def shortest_depth(self) -> int:
@@ -181,3 +181,13 @@ def _steps(operand: Operand, axis: str) -> int:
             if isinstance(factor, int) and factor:
                 return abs(factor)
     return 1 << 60
+
+
+def _is_read(operand: Operand) -> bool:
+    """Whether an operand is a load, zero where it is masked: such are copied to shared memory."""
+    defined = {stmt.targets[0]: stmt for stmt in operand.body}
+    load = defined[operand.value]
+    if not isinstance(load, Load):
+        return False
+    other = defined[load.other] if load.other else None
+    return other is None or (isinstance(other, Constant) and other.value == 0)
