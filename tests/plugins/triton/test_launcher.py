@@ -60,18 +60,6 @@ class Watched:
             self.left += 1
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
-    return FakeDriver(tmp_path_factory.mktemp("driver"))
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = library_path(tmp_path_factory.mktemp("native"))
-    build_library(path)
-    return path
-
-
 @pytest.fixture
 def services(driver: FakeDriver) -> Services:
     # four arguments, and two addresses of scratch memory

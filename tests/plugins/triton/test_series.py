@@ -12,7 +12,6 @@ from fake_gpu import FakeDriver
 from polyfuse.base.errors import KernelLaunchError
 from polyfuse.runtime.checks import aligning
 from polyfuse.runtime.launching import SeriesPlan
-from polyfuse_triton.launch.native import build_library, library_path
 from requirements import needs_gcc
 from series_subject import Subject
 
@@ -26,18 +25,6 @@ ROWS = (
     ("free", 1),
     ("launch", "one", (2, 2, "2*n")),
 )
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
-    return FakeDriver(tmp_path_factory.mktemp("driver"))
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = library_path(tmp_path_factory.mktemp("native"))
-    build_library(path)
-    return path
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import torch
 from fake_blas import FakeBlas
 from fake_gpu import FakeDriver
 from polyfuse.base.errors import KernelLaunchError
-from polyfuse_triton.launch.native import build_library, library_path
 from polyfuse_triton.launch.series import EPILOGUES
 from requirements import needs_gcc
 from series_subject import Subject
@@ -28,20 +27,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
-    return FakeDriver(tmp_path_factory.mktemp("driver"))
-
-
-@pytest.fixture(scope="module")
 def blas(tmp_path_factory: pytest.TempPathFactory) -> FakeBlas:
     return FakeBlas(tmp_path_factory.mktemp("blas"))
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = library_path(tmp_path_factory.mktemp("native"))
-    build_library(path)
-    return path
 
 
 @pytest.fixture
