@@ -176,6 +176,18 @@ def test_the_last_part_may_be_shorter(run: Any) -> None:
     assert streamed(run(layer, of(5, 70), of(48, 70), of(48), parts=4)) == ["cpp+split"]
 
 
+def test_equal_parts_read_an_infinite_weight_once(run: Any) -> None:
+    """Of 130 steps, 65 and 65: 66 and 64 would read two steps twice."""
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        y = F.linear(x, w)
+        return torch.where(torch.isnan(y), -5.0, torch.where(torch.isinf(y), 5.0, y))
+
+    weight = of(48, 130)
+    weight[3, 64] = torch.inf
+    assert streamed(run(function, of(5, 130), weight, parts=2)) == ["cpp+split"]
+
+
 def test_depths_that_have_no_such_parts_are_left_to_the_library(run: Any) -> None:
     report = run(layer, of(5, 70), of(48, 70), of(48), parts=48)
     assert not streamed(report) and report.extern_calls

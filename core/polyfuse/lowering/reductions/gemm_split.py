@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from polyfuse.ir.expr import Expr, apply, const, load, reindex, rewrite
+from polyfuse.ir.expr import Expr, apply, const, load, loads, reindex, rewrite
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, LoopNode, Reduction, TemplateCall, View
 from polyfuse.kit.contraction import divided_depth
@@ -34,7 +34,8 @@ class SplitGemm:
 def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
     """A GEMM with its depth in so many parts, which are added in their order. Of a depth of several axes it
     is the one of `divided_depth`. Where that has no equal parts, the last one begins within the one before
-    it, and counts for nothing until that has ended: then one operand has to be read as it is.
+    it, and counts for nothing until that has ended: then one operand has to be read as it is. Weights of
+    bytes have parts of whole steps even where there are equal ones.
 
     Raises:
         Unavailable: the depth has no such parts, or a size has no bound.
@@ -46,6 +47,8 @@ def split_depth(form: GemmLoops, parts: int) -> SplitGemm:
         raise Unavailable(f"its depth is not divided into {parts} parts")
     depth, size = gemm.raxes[position], sizes[position]
     assert isinstance(size, int)
+    if size % parts == 0 and not any(map(_is_of_bytes, gemm.values)):
+        count = size // parts  # zero times a weight that is infinite is no number
     part, inside = axis("s0", parts), axis(axis_name(depth), count)
     # of the last part, steps that the one before it has had
     again = (count * parts - size) * (part // (parts - 1))
@@ -91,6 +94,11 @@ def _counted_once(values: Sequence[Expr], condition: Expr) -> list[Expr]:
             zero = masked(value, condition, const(0, value.dtype))
             return [*values[:number], zero, *values[number + 1 :]]
     raise Unavailable("no operand is read as it is")
+
+
+def _is_of_bytes(value: Expr) -> bool:
+    """Whether an operand is made of integers of 8 bits, among others."""
+    return any(read.dtype.itemsize == 1 and not read.dtype.is_float for read in loads(value))
 
 
 def columns_beside(graph: Graph, call: TemplateCall, gemm: Reduction) -> int:
