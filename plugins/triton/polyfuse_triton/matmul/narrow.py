@@ -130,7 +130,8 @@ class Narrow:
 
 def narrow_of(found: Contraction) -> Narrow | None:
     """How a matmul's depth is walked, if one operand is made of bytes along it and the other is there."""
-    reads = [_read_of(operand) for operand in (found.left, found.right)]
+    found_reads = map(read_of, (found.left, found.right))
+    reads = [load if load is not None and not load.indirect else None for load in found_reads]
     if sum(load is not None for load in reads) != 1 or found.left.dtype not in _TYPES:
         return None
     is_left = reads[0] is None
@@ -166,14 +167,12 @@ def narrow_of(found: Contraction) -> Narrow | None:
     return narrow if narrow.longest >= _SHORTEST else None
 
 
-def _read_of(operand: Operand) -> Load | None:
+def read_of(operand: Operand) -> Load | None:
     """The load that is an operand, zero where it is masked; None where there is more to it."""
     defined = {stmt.targets[0]: stmt for stmt in operand.body}
     stmt = defined[operand.value]
-    if not isinstance(stmt, Load) or stmt.indirect:
-        return None
-    if stmt.mask is None:
-        return operand.plain
+    if not isinstance(stmt, Load) or stmt.mask is None:
+        return stmt if isinstance(stmt, Load) else None
     other = defined[stmt.other] if stmt.other else None
     return stmt if isinstance(other, Constant) and other.value == 0 else None
 

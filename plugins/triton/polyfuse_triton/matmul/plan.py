@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.statements import Constant, Load
+from polyfuse.ir.statements import Load
 from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand, match, match_two
 from polyfuse.plugin import Config
 from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, product
 from polyfuse_triton.matmul.few_rows import exchanged, long_side_first
-from polyfuse_triton.matmul.narrow import BOTH, GROUP, INSIDE, Narrow, narrow_of
+from polyfuse_triton.matmul.narrow import BOTH, GROUP, INSIDE, Narrow, narrow_of, read_of
 from polyfuse_triton.tiling.plan import Dim, Plan
 
 _ALIKE = (DType.f16, DType.bf16, DType.f32, DType.f64, DType.i8)
@@ -66,11 +66,11 @@ class Matmul:
 
     @property
     def makes_left(self) -> bool:
-        """Whether a left operand is computed, and not only read: the matrix instruction may take it from
-        registers.
+        """Whether a left operand is computed: the matrix instruction may take it from registers. What is only
+        read is copied to shared memory.
         """
         both = (self.contraction, self.beside)
-        return any(one is not None and not _is_read(one.left) for one in both)
+        return any(one is not None and read_of(one.left) is None for one in both)
 
     @property
     def shortest_depth(self) -> int:
@@ -181,13 +181,3 @@ def _steps(operand: Operand, axis: str) -> int:
             if isinstance(factor, int) and factor:
                 return abs(factor)
     return 1 << 60
-
-
-def _is_read(operand: Operand) -> bool:
-    """Whether an operand is a load, zero where it is masked: such are copied to shared memory."""
-    defined = {stmt.targets[0]: stmt for stmt in operand.body}
-    load = defined[operand.value]
-    if not isinstance(load, Load):
-        return False
-    other = defined[load.other] if load.other else None
-    return other is None or (isinstance(other, Constant) and other.value == 0)
