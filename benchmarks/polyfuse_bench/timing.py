@@ -126,7 +126,9 @@ def _calibrate(call: Call, effort: Effort, wait: Call) -> int:
         fastest = min(fastest, seconds)
         count += 1
         spent = time.perf_counter() - began
-        if spent >= effort.warmup_seconds and (count >= 3 or (count == 2 and fastest > effort.max_seconds / 10)):
+        if spent >= effort.warmup_seconds and (
+            count >= 3 or (count == 2 and fastest > effort.max_seconds / 10)
+        ):
             break
     return max(1, round(effort.min_sample_seconds / max(fastest, 1e-9)))
 
