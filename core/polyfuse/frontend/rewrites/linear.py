@@ -1,9 +1,9 @@
 """Linear layers whose rows are given as a batch of matrices.
 
 torch decomposes a linear layer of a tensor that is not contiguous, such as `flatten(2).transpose(1, 2)` of an
-image, into a batched matmul whose right operand is the weight, expanded, and `einsum` of rows and a weight into
-one of a single batch. As a matmul of rows it is a layer like others: its weight may be packed, and its bias and
-what follows are computed in its kernel.
+image, into a batched matmul whose right operand is the weight, expanded, and `einsum` of rows and a weight
+into one of a single batch. As a matmul of rows it is a layer like others: its weight may be packed, and its
+bias and what follows are computed in its kernel.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _VIEWS: Final = (aten.view.default, aten._unsafe_view.default)
 
 
 def join_rows(state: Rewriting) -> int:
-    """`bmm` with one matrix, expanded, for all batches becomes `mm`, where the rows need not be copied, and so
-    does that of a single batch.
+    """`bmm` with one matrix, expanded, for all batches becomes `mm`, where the rows need not be copied; that
+    of a single batch does, too.
     """
     if state.stage != "inference":
         return 0
