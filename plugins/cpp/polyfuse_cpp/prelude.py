@@ -129,7 +129,8 @@ def prelude_for(
 ) -> str:
     """C++ text with the vector layer for *lanes* lanes on registers of *register_bytes* bytes.
 
-    *gathers* is what `isa.gathers` says, *dots* are the macros of `isa.dot_instructions`. *saturates*: what is too large for ``float8_e4m3fn`` becomes the largest number.
+    *gathers* is what `isa.gathers` says, *dots* are the macros of `isa.dot_instructions`. *saturates*: what
+    is too large for ``float8_e4m3fn`` becomes the largest number.
     """
     head = f"#define PF_W {lanes}\n#define PF_BYTES {register_bytes}\n#define PF_GATHERS {gathers}\n"
     head += f"#define PF_E4M3_SATURATES {int(saturates)}\n"

@@ -13,7 +13,6 @@ from polyfuse_cpp.loops.scope import InterleavedStores, Scope
 from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.lanes import lane_index, lane_offsets, lane_parts, lane_rise
 
-
 _MANY_GATHERS = 8
 """Gathers with one index from which taking its lanes out of a vector once costs little."""
 
@@ -108,7 +107,7 @@ class MemoryScope(Scope):
         return f"{self._gather_name(indirect)}({lanes})"
 
     def _gather_name(self, indirect: Sequence[str]) -> str:
-        """The function that takes lanes from anywhere; what it is given tells how near they are to each other."""
+        """The function that takes lanes from anywhere, by what is known of their index."""
         if self.facts.loaded.isdisjoint(indirect):
             return "gather_near"
         along = self.repeated
