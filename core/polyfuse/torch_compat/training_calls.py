@@ -231,7 +231,6 @@ def _steps(function: Any) -> Any:
     numbers = meta.symints_saved_for_backwards_slice
     opaque = meta.opaque_objects_saved_for_backwards_slice
     fixed = [i for i, info in enumerate(meta.output_info) if not info.requires_grad]
-    views = meta.unsafe_view_out_indices
     mark = _marking(tuple(meta.dynamic_saved_tensors_idxs.items()))
     tangents = _tangents(meta)
     looks = [look.memory_format for look in meta.subclass_tangent_meta]
@@ -242,7 +241,6 @@ def _steps(function: Any) -> Any:
     may_differ = meta.deterministic is False
     known: tuple[Any, Callable[..., Any]] = (None, function.backward)
 
-    new_view = torch.ops.aten._unsafe_view.default
     enabled, deterministic = torch.is_grad_enabled, torch._C._get_deterministic_algorithms
     used_again, transforms, batching = (
         torch._C._autograd._get_current_graph_task_keep_graph,
@@ -260,8 +258,7 @@ def _steps(function: Any) -> Any:
         ctx._tensors_no_vc_check = rest
         ctx.symints = values[numbers]
         ctx.opaque_objects = values[opaque]
-        for i in views:  # a result by itself: autograd does not see what it is a view of
-            values[i] = new_view(values[i], values[i].shape)
+        _hide_bases(values, meta.unsafe_view_out_indices)
         if fixed:
             ctx.mark_non_differentiable(*[values[i] for i in fixed if isinstance(values[i], torch.Tensor)])
         ctx._materialize_non_diff_grads = False
@@ -301,6 +298,12 @@ def _steps(function: Any) -> Any:
     skip_code(backward.__code__)
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(torch.autograd.Function)(function.__name__, (function,), members)
+
+
+def _hide_bases(values: list[Any], views: Sequence[int]) -> None:
+    """Have autograd not see what results are views of: nobody else sees it."""
+    for i in views:
+        values[i] = torch.ops.aten._unsafe_view.default(values[i], values[i].shape)
 
 
 def _in_its_context(compiled: Any) -> Boxed:
