@@ -54,7 +54,7 @@ def first_few(backend: Backend, kernel: Kernel, configs: Sequence[Config]) -> Se
 
 
 def promising(backend: Backend, kernel: Kernel, best: Config, configs: Sequence[Config]) -> Sequence[Config]:
-    """What the backend estimates to be about as fast as the best so far, the likeliest first. All, where it has
+    """What the backend estimates to be about as fast as the best so far, likeliest first. All, where it has
     no estimate of one.
     """
     found = [config for config in dict.fromkeys(configs) if config != best]
