@@ -16,7 +16,7 @@ import torch
 from polyfuse.autotune.alternatives import Alternative, alternatives, fixed_inputs
 from polyfuse.autotune.benchmark import threads
 from polyfuse.autotune.candidate import BuiltCall, CandidateBuilder, WorkerSetup
-from polyfuse.autotune.pruning import CostModels, first_few, kernels_of, promising, worth_building
+from polyfuse.autotune.pruning import CostModels, kernels_of, worth_building
 from polyfuse.autotune.report import ProgressTable, append_log
 from polyfuse.autotune.search import (
     RoundHelpers,
@@ -132,17 +132,6 @@ class Tuner:
         if len(built) < len(usual):
             self._pruned[backend.name, kernel] = len(usual) - len(built)
         return built
-
-    def first_configs(self, backend: Backend, kernel: Kernel) -> Sequence[Config]:
-        """Those of `configs` that a first round builds."""
-        return first_few(backend, kernel, self.configs(backend, kernel))
-
-    def further_configs(self, backend: Backend, kernel: Kernel, best: Config) -> Sequence[Config]:
-        """What is worth building where one does well: the rest of `configs`, and what differs from it in one
-        decision.
-        """
-        near = (*self.configs(backend, kernel), *self.neighbours(backend, kernel, best))
-        return promising(backend, kernel, best, near)
 
     def takes_part(self, backend: Backend, kernel: Kernel | None = None) -> bool:
         """Whether a backend can be timed, with a kernel if one is given. One that refuses the kernel is left
