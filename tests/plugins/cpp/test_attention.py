@@ -576,7 +576,7 @@ def test_a_kernel_that_cannot_be_built_is_the_library_call(
 
 def test_text() -> None:
     source = attention_source(80, Form.ADDED_BF16, "avx512")
-    assert "attention<80, 3>(c);" in source.text
+    assert "attention<80>(c, attention_rule<3>{});" in source.text
     signature, features, isa = source.meta.split(";")
     assert (signature, features, isa) == ("p" * 6 + "i" * 26, "attention", "avx512")
     assert math.prod(source.text.count(f"i64 {name}_{k}") for name in kernels.STRIDED for k in range(3)) == 1
