@@ -119,6 +119,7 @@ CASES = {
     "full_short": problem_of(depth=64),
     "causal_groups": problem_of(masked=True, key_heads=4),
     "alibi": problem_of(score="alibi"),
+    "alibi_short": problem_of(score="alibi", depth=64, queries=1000, keys=777),
     "cap": problem_of(score="cap", masked=True, depth=64),
     "ragged_table": problem_of(queries=1000, keys=777, score="table", depth=96, values=80),
     "documents": problem_of(score="documents", masked=True, depth=64),

@@ -21,7 +21,7 @@ from polyfuse.base.log import AREAS
 from polyfuse.base.settings import MODES, option_infos
 from polyfuse.interface import Metrics
 from polyfuse.ir import ops
-from polyfuse.plugin import Backend, CallSite, Choice, FusionPair, FusionRule, Manifest, Source, TargetInfo
+from polyfuse.plugin import Backend
 from polyfuse.plugin.hooks import specs as hookspecs
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -162,9 +162,11 @@ _TYPE_GROUPS = {
 }
 
 
-def _remarks(module: ModuleType) -> dict[str, str]:
-    """The texts that stand below constants of a module."""
-    body = ast.parse(inspect.getsource(module)).body
+def _remarks(owner: ModuleType | type) -> dict[str, str]:
+    """The texts that stand below constants of a module, or attributes of a class."""
+    body = ast.parse(inspect.getsource(owner)).body
+    if inspect.isclass(owner) and isinstance(body[0], ast.ClassDef):
+        body = body[0].body
     found: dict[str, str] = {}
     for first, second in itertools.pairwise(body):
         target = first.target if isinstance(first, ast.AnnAssign) else None
@@ -201,14 +203,34 @@ def api_page() -> str:
         lines.append(f"| `{name}` | {since(name)} | {_summary(getattr(plugin, name))} |")
     lines += ["", "Fields and methods are as old as their class unless it says otherwise below.", ""]
     lines += _later_members()
-    lines += ["## `polyfuse.plugin.Backend`", "", inspect.getdoc(Backend) or "", ""]
+    lines += ["## `polyfuse.plugin.Backend`", "", inspect.getdoc(Backend) or "", "", *_attributes(Backend)]
     for name, value in vars(Backend).items():
         if callable(value) and not name.startswith("_"):
             lines += _described(f"Backend.{name}", value, 3)
             lines += [f"Since plugin interface {since(f'Backend.{name}')}.", ""]
-    for item in (Source, Manifest, TargetInfo, Choice, CallSite, FusionRule, FusionPair):
-        lines += _described(f"plugin.{item.__name__}", item, 2)
+    for title, names in _CLASSES.items():
+        lines += [f"## {title}", ""]
+        for name in names.split():
+            lines += _described(f"plugin.{name}", getattr(plugin, name), 3)
     return "\n".join(lines)
+
+
+_CLASSES = {
+    "What a plugin says of itself": "Manifest Requires Offer Finding Codegen TargetInfo",
+    "Nodes and expressions: what `claims` sees, and its answers": """
+        Node LoopNode Pointwise Reduction Scan Scatter Expr DType ScalarOp ReductionKind
+        Yes No""",
+    "Kernels: what `emit` gets and returns": """
+        Kernel KernelArg RowBuffer Section KernelPart Alias Load Store Constant IndexValue Cast Compute Random
+        Reduce ScanStatement Source Config Launchable""",
+    "Fusion rules and timers": "FusionRule FusionPair Timer HostTimer DeviceTimer",
+    "Lowerings and rewrites": "Lowering LoweringContext TensorValue Rewrite RewriteContext",
+    "Other implementations of calls": """
+        Choice CallSite ExternCall ReplacementCalls TemplateSource Buffer View""",
+    "Devices": """
+        Device DeviceProperties Limits MemoryStatistics Event DeviceGraph GraphRecorder StreamRecorder""",
+}
+"""The classes that authors of plugins meet, by what they meet them for."""
 
 
 def _summary(value: Any) -> str:
@@ -236,12 +258,25 @@ def _described(name: str, value: Any, level: int) -> list[str]:
     if not inspect.isclass(value) or dataclasses.is_dataclass(value):
         lines += ["```text", _signature(name.rpartition(".")[2], value), "```", ""]
     lines += [*_sections(inspect.getdoc(value) or ""), ""]
-    if inspect.isclass(value) and not dataclasses.is_dataclass(value):
-        for key, method in vars(value).items():
-            if not key.startswith("_") and (callable(method) or isinstance(method, property)):
-                lines += [f"* `{key}`: {_first_paragraph(method)}"]
+    if inspect.isclass(value):
+        lines += _attributes(value)
+        for key in vars(value):
+            method = inspect.getattr_static(value, key)
+            if not isinstance(method, property):
+                method = getattr(value, key)
+            if not key.startswith("_") and method.__doc__ and hasattr(method, "__get__"):
+                call = "" if isinstance(method, property) else _signature("", method).partition(" -> ")[0]
+                lines += [f"* `{key}{' '.join(call.split())}`: {_first_paragraph(method)}"]
         lines.append("")
     return lines
+
+
+def _attributes(owner: type) -> list[str]:
+    """The attributes of a class that have a text below them."""
+    found = [
+        f"* `{name}`: {' '.join(text.split())}" for name, text in _remarks(owner).items() if name[0] != "_"
+    ]
+    return [*found, ""] if found else []
 
 
 def _signature(name: str, value: Any) -> str:
@@ -253,7 +288,8 @@ def _signature(name: str, value: Any) -> str:
             parameters.append("*")
         if item.name != "self":
             default = "" if item.default is item.empty else f" = {item.default!r}"
-            parameters.append(f"{item.name}: {item.annotation}{default}")
+            stars = {item.VAR_POSITIONAL: "*", item.VAR_KEYWORD: "**"}.get(item.kind, "")
+            parameters.append(f"{stars}{item.name}: {item.annotation}{default}")
     end = "" if inspect.isclass(value) else f" -> {found.return_annotation}"
     line = f"{name}({', '.join(parameters)}){end}"
     if len(line) <= 110:

@@ -29,40 +29,41 @@ class Backend(ABC):
     threads, so it keeps no state about the kernel at hand.
     """
 
-    # Whether `build` spends its time in a child process (a compiler). If so, builds run in threads; if not,
-    # in worker processes, provided that `worker` is set.
     spawns_compiler: ClassVar[bool] = True
+    """Whether `build` spends its time in a child process (a compiler). If so, builds run in threads; if not,
+    in worker processes, provided that `worker` is set."""
 
-    # "package.module:function", called in a worker process as `function(sources, folder, options)` instead of
-    # `build`. The module should import little; `options` is what `worker_options` returned.
     worker: ClassVar[str] = ""
+    """`"package.module:function"`, called in a worker process as `function(sources, folder, options)` instead
+    of `build`. The module should import little; `options` is what `worker_options` returned."""
 
-    # "package.module:function", called as `function(options)` when a worker process starts, before it has
-    # anything to build: to import and prepare what every build needs.
     worker_start: ClassVar[str] = ""
+    """`"package.module:function"`, called as `function(options)` when a worker process starts, before it has
+    anything to build: to import and prepare what every build needs."""
 
-    # Characters of source below which a kernel shares a unit with others, because starting a compiler costs
-    # more than the kernel itself. 1: every kernel is a unit of its own.
     min_unit: ClassVar[int] = 1500
+    """Characters of source below which a kernel shares a unit with others, because starting a compiler costs
+    more than the kernel itself. 1: every kernel is a unit of its own."""
 
-    # Whether what it generates for matmuls (`ops.CONTRACTIONS`) is worth timing against a library's.
     autotunes_gemm: ClassVar[bool] = False
+    """Whether what it generates for matmuls (`ops.CONTRACTIONS`) is worth timing against a library's."""
 
-    # Whether its reductions read a matrix at the memory's bandwidth, so that a matrix-vector matmul is
-    # generated without timing, and fused with what surrounds it.
     streams_matvec: ClassVar[bool] = False
+    """Whether its reductions read a matrix at the memory's bandwidth, so that a matrix-vector matmul is
+    generated without timing, and fused with what surrounds it."""
 
-    # How many arguments a kernel of several parts may have (`may_group`).
     group_arguments: ClassVar[int] = 1 << 12
+    """How many arguments a kernel of several parts may have (`may_group`)."""
 
-    # Whether its launcher offers to carry out series of launches (`polyfuse.runtime.launching.offer_series`).
     joins_launches: ClassVar[bool] = False
+    """Whether its launcher offers to carry out series of launches
+    (`polyfuse.runtime.launching.offer_series`)."""
 
-    # Types of matmuls, by torch's names, for which that launcher calls a library itself.
     joins_matmuls: frozenset[str] = frozenset()
+    """Types of matmuls, by torch's names, for which that launcher calls a library itself."""
 
-    # Whether its kernels are worth timing against other backends' (the option `autotune_backends`).
     autotunes_kernels: ClassVar[bool] = True
+    """Whether its kernels are worth timing against other backends' (the option `autotune_backends`)."""
 
     # As in the manifest; the manager writes them there.
     name: str = ""
@@ -159,7 +160,7 @@ class Backend(ABC):
     @abstractmethod
     def build(self, sources: Sequence[Source], folder: Path) -> None:
         """Build several kernels into files of `folder`, an empty folder that is published only when this
-        returns.
+        returns. Sources of one key may be among them: define it once.
 
         Building them as one unit is much cheaper than one by one. Raise `KernelBuildError` with the command
         and its output on failure; the core then builds halves, and the half that fails again in halves, so

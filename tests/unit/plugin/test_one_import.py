@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -55,6 +56,16 @@ def test_examples_guides_and_new_backends_import_what_is_public():
     assert len(found) > 20
     wrong = [f"{path.relative_to(ROOT)}: {name}" for path, text in found for name in private(text)]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_reference_describes_the_classes_that_examples_use():
+    page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    text = "\n".join(text for _, text in sources())
+    used = {name for name in plugin.__all__ if re.search(rf"\b{name}\b", text)}
+    classes = {name for name in used if inspect.isclass(value := getattr(plugin, name)) and value.__doc__}
+    missing = {n for n in classes if not re.search(rf"^#+ `(polyfuse\.)?plugin\.{n}`", page, re.M)}
+    errors = {name for name in missing if issubclass(getattr(plugin, name), Exception)}  # on their own page
+    assert not missing - errors - {"Settings"}, missing  # the options, on a page of their own too
 
 
 @pytest.mark.parametrize(

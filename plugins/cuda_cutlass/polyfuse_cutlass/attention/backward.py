@@ -92,6 +92,7 @@ def backward_source(
             tiles,
             {"KEY_LENGTH": problem.depth, "VALUE_LENGTH": problem.values},
             {"SCORES_LAST": reads_score(problem)},
+            problem.is_plain,
         ),
         device_text("attention_coord.cuh"),
         *text.args(),

@@ -76,9 +76,13 @@ class AttentionText:
         return Written(source, tuple(a.name for a in self.arrays), tuple(self.symbols.values()))
 
     def constants(
-        self, tiles: Tiles | BackwardTiles, numbers: Mapping[str, int], truths: Mapping[str, bool]
+        self,
+        tiles: Tiles | BackwardTiles,
+        numbers: Mapping[str, int],
+        truths: Mapping[str, bool],
+        waits: bool,
     ) -> list[str]:
-        """Definitions that both kernels have, with more `numbers` and `truths`."""
+        """Definitions that both kernels have, with more `numbers` and `truths`; `waits` as for `factors`."""
         p = self.problem
         shared = {
             "GROUPS": tiles.groups,
@@ -91,14 +95,14 @@ class AttentionText:
             "CONSUMER_REGISTERS": tiles.registers[1],
         }
         facts = {
-            "CHANGES": not p.is_plain,
+            "CHANGES": not waits,
             "MASKS": p.mask is not None,
             "READS": reads_memory(p),
             "ROWS_FIT": is_multiple(p.queries, tiles.rows),
             "KEYS_FIT": is_multiple(p.keys, tiles.keys),
         }
         types = {"Element": p.dtype.value}
-        return [*constants({**shared, **numbers}, {**facts, **truths}, types), factors(p)]
+        return [*constants({**shared, **numbers}, {**facts, **truths}, types), factors(p, waits)]
 
     # --- arguments -----------------------------------------------------------------------------------------
 
