@@ -96,7 +96,7 @@ def build(
     text: str,
     kernels: dict[str, str],
     features: tuple[str, ...] = tuple(FEATURES),
-    gathers: bool = True,
+    gathers: int = 2,
 ) -> dict[str, KernelCall]:
     """Compile *text* on the layer at *level*."""
     try:

@@ -145,7 +145,6 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
         position = torch.tensor([case.length - 1])
 
     def prepare(backend: str) -> Callable[[], Tensor]:
-        torch.compiler.reset()
         call = compiled(model, backend)
         return lambda: call(words, position)
 

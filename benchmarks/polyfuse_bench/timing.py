@@ -115,7 +115,9 @@ def geometric_mean(values: Sequence[float]) -> float | None:
 
 
 def _calibrate(call: Call, effort: Effort, wait: Call) -> int:
-    """Warm `call` up and answer how often it must run for one sample to last `min_sample_seconds`."""
+    """Warm `call` up and answer how often it must run for one sample to last `min_sample_seconds`. One call
+    does not tell: it may compile, and the second may record a device's work.
+    """
     began = time.perf_counter()
     count = 0
     fastest = float("inf")
@@ -124,7 +126,9 @@ def _calibrate(call: Call, effort: Effort, wait: Call) -> int:
         fastest = min(fastest, seconds)
         count += 1
         spent = time.perf_counter() - began
-        if spent >= effort.warmup_seconds and (count >= 3 or spent > effort.max_seconds / 10):
+        if spent >= effort.warmup_seconds and (
+            count >= 3 or (count == 2 and fastest > effort.max_seconds / 10)
+        ):
             break
     return max(1, round(effort.min_sample_seconds / max(fastest, 1e-9)))
 

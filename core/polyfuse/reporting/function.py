@@ -162,7 +162,10 @@ def explain(
 
     Raises:
         PolyfuseError: as compiling and calling it does.
+        TypeError: `fn` cannot be called.
     """
+    if not callable(fn):
+        raise TypeError(f"explain got {fn!r}; give it a function or module, and call what it returns")
     inner = without_compile(fn)
 
     def run(*args: Any, **kwargs: Any) -> Explanation:

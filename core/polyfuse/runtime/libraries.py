@@ -3,6 +3,8 @@
 Python's `ctypes` never unloads one, so a process that compiles again and again would map more and more of
 them. What is made of a library here holds the library; when the last such thing is gone, it is closed, by the
 next one that is opened: code of it may be what drops the last reference, and must not vanish under itself.
+Nor may it vanish while garbage is collected, which calls finalizers before it drops what it found: these, and
+other threads that they let run, may open libraries, or make what was found reachable again.
 Before it is closed, its function `polyfuse_unload` is called, if it has one: it gives back what threads hold.
 """
 
@@ -11,11 +13,12 @@ from __future__ import annotations
 import ctypes
 import stat
 import struct
+import sys
 import threading
 import weakref
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from polyfuse.base.errors import KernelLoadError
 
@@ -26,12 +29,25 @@ _ELF = struct.Struct("<32xQQ6xHHHH2x")
 _SEGMENT = struct.Struct("<8xQ16xQ16x")
 _OPENED: Counter[int] = Counter()
 """How often each handle is in use: a file that is opened twice has one."""
-_UNUSED: list[list[int]] = [[], []]
-"""Handles to be closed: those that became unused before the last library was opened, and since then."""
+
+
+class _Unused(NamedTuple):
+    """A library whose object is gone, or found to be garbage, and what everything holds that needs it."""
+
+    handle: int
+    hold: object
+
+
+_UNUSED: list[list[_Unused]] = [[], []]
+"""To be closed: those that nothing held when the last library was opened, and the others."""
 
 
 class SharedLibrary:
     """One library, open as long as this object lives.
+
+    Attributes:
+        hold: what objects of C hold that need the library and are dropped after this object: it stays open as
+            long as somebody holds this.
 
     Raises:
         KernelLoadError: it cannot be loaded.
@@ -48,8 +64,9 @@ class SharedLibrary:
             raise self._unusable(error) from error
         with _LOCK:
             _OPENED[self._loaded._handle] += 1
+        self.hold = object()
         # when the process ends, other threads may still be in it
-        weakref.finalize(self, _unused, self._loaded._handle).atexit = False
+        weakref.finalize(self, _unused, self._loaded._handle, self.hold).atexit = False
 
     def function(self, symbol: str) -> Any:
         """A function of it, called with the lock of the interpreter held. It does not hold the library."""
@@ -93,20 +110,30 @@ def _check_whole(path: Path) -> None:
         raise OSError(f"it has {found.st_size} of {max(ends)} bytes")
 
 
-def _unused(handle: int) -> None:
+def _unused(handle: int, hold: object) -> None:
     with _LOCK:
-        _UNUSED[1].append(handle)
+        _UNUSED[1].append(_Unused(handle, hold))
+
+
+def _references(unused: _Unused) -> int:
+    return sys.getrefcount(unused.hold)
+
+
+_ALONE = _references(_Unused(0, object()))
+"""The count where nothing else refers to it."""
 
 
 def _close_unused() -> None:
     with _LOCK:
-        closing, _UNUSED[0], _UNUSED[1] = _UNUSED[0], _UNUSED[1], []
+        closing, recent = _UNUSED
+        held = [unused for unused in recent if _references(unused) > _ALONE]
+        _UNUSED[0], _UNUSED[1] = [unused for unused in recent if _references(unused) <= _ALONE], held
     if closing:
         process = ctypes.CDLL(None)
         close, find = process.dlclose, process.dlsym
         close.argtypes, find.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_char_p]
         find.restype = ctypes.c_void_p
-        for handle in closing:
+        for handle, _ in closing:
             with _LOCK:
                 _OPENED[handle] -= 1
                 if not _OPENED[handle]:

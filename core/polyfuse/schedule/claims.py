@@ -56,10 +56,10 @@ class UnclaimedError(UnsupportedError):
 
     def __init__(self, refused: tuple[Refusal, ...]) -> None:
         first, *others = refused
-        more = f" and {len(others)} other nodes" if others else ""
+        more = f" and {len(others)} other {'node' if len(others) == 1 else 'nodes'}" if others else ""
         super().__init__(
             f"no backend generates code for {first.text}{more} ({first.reason})",
-            "enable another backend, the interpreter for instance",
+            "enable another backend, the interpreter for instance (`polyfuse backends` lists them)",
         )
 
 
@@ -87,9 +87,18 @@ def claim_nodes(graph: Graph, backends: Callable[[str], Iterable[Backend]], sett
             if backend is not None:
                 claimed[node.name] = backend
             else:
-                why = "; ".join(reasons) or "none is installed for its device"
+                why = "; ".join(reasons) or _nobody(device_type, settings)
                 refused.append(Refusal(node, why, _node_text(graph, node), bool(reasons)))
     return Claims(graph, claimed, tuple(refused), tuple(decisions))
+
+
+def _nobody(device_type: str, settings: Settings) -> str:
+    """Why no backend was asked."""
+    if settings.backends:
+        return f"the option `backends` names none that serves {device_type}"
+    if settings.disable:
+        return f"none is left for {device_type} that the option `disable` (POLYFUSE_DISABLE) does not name"
+    return f"none is installed for {device_type}"
 
 
 def _beyond(graph: Graph, node: LoopNode, limits: Limits) -> str:

@@ -21,7 +21,7 @@ from polyfuse_cpp.isa import (
     Isa,
     choose_isa,
     dot_instructions,
-    gathers_pay,
+    gathers,
     has_matrix_registers,
     has_pair_products,
 )
@@ -210,7 +210,7 @@ class CppBackend(Backend):
             sorted(features),
             lanes=self.isa.lanes,
             register_bytes=self.isa.register_bytes,
-            gathers=gathers_pay(),
+            gathers=gathers(),
             dots=self._dots(),
             saturates=e4m3_saturates(),
         )
@@ -271,7 +271,8 @@ class CppBackend(Backend):
         """Compiler, instruction set, and the headers that every kernel is built with."""
         return {
             "compiler": self.toolchain.fingerprint,
-            "isa": self.isa.name if gathers_pay() else f"{self.isa.name} without gathers",
+            "isa": self.isa.name,
+            "gathers": str(gathers()),
             "dots": " ".join(self._dots()),
             "headers": headers_digest(),
             "float8": "saturates" if e4m3_saturates() else "overflows",

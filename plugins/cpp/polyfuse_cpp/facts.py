@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from polyfuse.ir.rounding import coarse_values
-from polyfuse.ir.statements import Compute, Statement, is_check
+from polyfuse.ir.statements import Compute, Load, Statement, is_check
 from polyfuse.kit import KernelFacts
 from polyfuse_cpp.loops.ops import cost_of
 from polyfuse_cpp.prelude import functions_apart
@@ -42,6 +42,15 @@ class Facts(KernelFacts):
     def coarse(self) -> frozenset[str]:
         """Values that need be no more exact than bf16 (`polyfuse.ir.rounding`)."""
         return coarse_values(self.kernel)
+
+    @cached_property
+    def loaded(self) -> frozenset[str]:
+        """Values that depend on data: on what is loaded."""
+        found: set[str] = set()
+        for stmt in self.statements:
+            if isinstance(stmt, Load) or not found.isdisjoint(stmt.args):
+                found.update(stmt.targets)
+        return frozenset(found)
 
     @cached_property
     def apart(self) -> bool:

@@ -94,11 +94,14 @@ def detect_isa_name() -> str:
 
 
 @cache
-def gathers_pay() -> bool:
-    """Whether this machine's own gathers are quicker than loads one by one: not those of AMD, nor of
-    Intel's CPUs that leak through them, where microcode holds them up.
+def gathers() -> int:
+    """Where this machine's own gathers of AVX-512 are quicker than loads one by one: 0 nowhere (Intel's CPUs
+    that leak through them, where microcode holds them up), 1 where an index is used once or a few times
+    (AMD's, where taking the lanes out of a vector is what loads one by one lose), 2 everywhere.
     """
-    return "AuthenticAMD" not in _cpu_facts("vendor_id") and "gds" not in _cpu_facts("bugs")
+    if "gds" in _cpu_facts("bugs"):
+        return 0
+    return 1 if "AuthenticAMD" in _cpu_facts("vendor_id") else 2
 
 
 @cache

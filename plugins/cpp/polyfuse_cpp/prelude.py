@@ -28,12 +28,12 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "trig_f32": ("math_f32", "reduce"),
     "hyper_f32": ("math_f64",),
     "special": ("math_f64",),
-    "gather": (),
+    "shuffle": (),
+    "gather": ("shuffle",),
     "atomic": (),
     "kernel": ("omp",),
     "bytes": (),
     "byte_ops": ("bytes",),
-    "shuffle": (),
     "stream": (),
     "tile": ("shuffle", "stream"),
     "interleave": ("shuffle", "stream"),
@@ -46,7 +46,9 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "matmul": ("tile", "interleave", "kernel", "reduce"),
     "pairs": ("matmul",),
     "nibbles": ("matmul",),
-    "attention": ("pairs", "math_f32"),
+    "attention_call": ("pairs", "math_f32"),
+    "attention": ("attention_call",),
+    "flex": ("attention",),
     "taps": (),
 }
 """Optional headers in printing order, each with the headers it needs."""
@@ -123,16 +125,16 @@ def prelude_for(
     *,
     lanes: int = 1,
     register_bytes: int = 16,
-    gathers: bool = True,
+    gathers: int = 2,
     dots: Iterable[str] = (),
     saturates: bool = True,
 ) -> str:
     """C++ text with the vector layer for *lanes* lanes on registers of *register_bytes* bytes.
 
-    Without *gathers*, loads one by one stand for the machine's own gathers. *dots* are the macros of
-    `isa.dot_instructions`. *saturates*: what is too large for ``float8_e4m3fn`` becomes the largest number.
+    *gathers* is what `isa.gathers` says, *dots* are the macros of `isa.dot_instructions`. *saturates*: what
+    is too large for ``float8_e4m3fn`` becomes the largest number.
     """
-    head = f"#define PF_W {lanes}\n#define PF_BYTES {register_bytes}\n#define PF_GATHERS {int(gathers)}\n"
+    head = f"#define PF_W {lanes}\n#define PF_BYTES {register_bytes}\n#define PF_GATHERS {gathers}\n"
     head += f"#define PF_E4M3_SATURATES {int(saturates)}\n"
     head += "".join(f"#define {macro} 1\n" for macro in dots)
     return head + "".join(header_text(name) for name in needed_headers(features))

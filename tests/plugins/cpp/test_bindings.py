@@ -3,6 +3,7 @@ sets."""
 
 from __future__ import annotations
 
+import gc
 import shutil
 import subprocess
 import threading
@@ -19,6 +20,7 @@ from polyfuse.base.errors import (
     KernelLoadError,
 )
 from polyfuse.base.settings import Settings
+from polyfuse.runtime.libraries import SharedLibrary
 from polyfuse.torch_compat.bindings import tensor_data_ptr_address
 from polyfuse_cpp.backend import CppBackend
 from polyfuse_cpp.bindings import KernelCall, bindings_text, load_library
@@ -178,3 +180,40 @@ def test_the_whole_layer_compiles_without_warnings(tmp_path: Path) -> None:
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+class Last:
+    """Garbage with kernels, whose finalizer opens other libraries, as other threads may."""
+
+    def __init__(self, library: Path, other: Path) -> None:
+        self.calls, self.other, self.itself = load_library(library), other, self
+
+    def __del__(self) -> None:
+        for _ in range(4):
+            SharedLibrary(self.other)
+        found.append(str(self.calls["nothing"].__self__.path) in Path("/proc/self/maps").read_text())
+        if len(found) == 1:
+            found.append(self.calls["nothing"])
+
+
+found: list[object] = []
+
+
+def test_a_library_outlives_the_garbage_that_its_kernels_are(library: Path, tmp_path: Path) -> None:
+    """Finalizers of garbage are called before any of it goes, and may make it reachable again."""
+    copies = [shutil.copy(library, tmp_path / f"{name}.so") for name in ("revived", "gone", "other")]
+    for copy in copies[:2]:
+        Last(copy, copies[2])
+        gc.collect()
+    inside, revived, inside_later = found
+    assert inside and inside_later
+    assert callable(revived) and revived() is None
+    for _ in range(4):
+        SharedLibrary(copies[2])
+    maps = Path("/proc/self/maps").read_text()
+    assert str(copies[0]) in maps and str(copies[1]) not in maps
+    del revived
+    found.clear()
+    for _ in range(4):
+        SharedLibrary(copies[2])
+    assert str(copies[0]) not in Path("/proc/self/maps").read_text()

@@ -274,7 +274,7 @@ def test_neighbouring_lanes_share_elements(dtype: DType, size: int, isa: str) ->
     s.store("o", x0 * size + x1, s.load("a", x0 * half + position, mask=inside, other=zero))
     s.store("p", x0 * size + x1, s.load("a", x0 * half + x1 // 4))
     kernel = k.build()
-    assert "gather(" not in backend(isa).emit(kernel).text
+    assert "gather" not in backend(isa).emit(kernel).text
     a = (torch.randn(rows, half) * 9).to(dtype.torch)
     o, p = (torch.ones(rows, size).to(dtype.torch) for _ in range(2))
     compiled(kernel, isa)(a, o, p)
@@ -301,7 +301,7 @@ def test_clamped_neighbours(dtype: DType, size: int, isa: str) -> None:
     wide = dtype is not DType.f64 and isa != "sse"
     text = backend(isa).emit(kernel).text
     assert ("load_near" in text) == (wide and size == 37)
-    assert size == 37 or "gather(" not in text
+    assert size == 37 or "gather" not in text
     a = (torch.randn(count) * 9).to(dtype.torch)
     o, p = (torch.zeros(size).to(dtype.torch) for _ in range(2))
     compiled(kernel, isa)(a, o, p)

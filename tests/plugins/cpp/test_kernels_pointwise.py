@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cpp_kernels import KernelBuilder, compiled
+from cpp_kernels import KernelBuilder, backend, compiled
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import symbol
 from polyfuse_cpp.facts import Facts
@@ -163,6 +163,24 @@ def test_division_in_the_index(isa: str) -> None:
     assert torch.equal(o, a.repeat_interleave(2, 0).repeat_interleave(2, 1))
     x = torch.arange(66)
     assert torch.equal(p, b[(x + 5) % 7 + x // 3].expand(6, 66))
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("step", [0.37, 0.77, 1.9, 7.0])
+def test_pixels_of_a_resized_row(step: float, isa: str) -> None:
+    from polyfuse.symbolic import axis
+
+    k = KernelBuilder({"x0": 70})
+    k.arg("a"), k.out("o")
+    s = k.section()
+    at = s.cast(s.op("mul", s.cast(s.index(k["x0"]), f32), s.const(step, f32)), i64)
+    s.store("o", k["x0"], s.load("a", axis("@0", 500), at))
+    kernel = k.build()
+    assert (" gather_near(" in backend(isa).emit(kernel).text) == (isa != "scalar")
+    a, o = torch.randn(500), torch.zeros(70)
+    compiled(kernel, isa)(a, o)
+    assert torch.equal(o, a[(torch.arange(70).float() * step).long()])
 
 
 @pytest.mark.parametrize("isa", ISAS)

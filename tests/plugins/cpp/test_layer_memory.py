@@ -63,9 +63,9 @@ extern "C" void fill_{dtype}({dtype}* o) {{
 @pytest.mark.parametrize(
     "types", [FEW_TYPES, pytest.param(MEMORY_TYPES, marks=pytest.mark.slow)], ids=["few", "all"]
 )
-@pytest.mark.parametrize("gathers", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("gathers", [1, pytest.param(0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("level", level_params())
-def test_moving_elements(level: Level, gathers: bool, types: tuple[str, ...]) -> None:
+def test_moving_elements(level: Level, gathers: int, types: tuple[str, ...]) -> None:
     texts, kernels = [], {}
     for dtype in types:
         text, signatures = text_for(dtype)
@@ -239,6 +239,34 @@ def test_lanes_that_read_near_each_other(level: Level) -> None:
                 start = held.data_ptr() - low * held.element_size()
                 run[f"near_{dtype}"](start, index.to(torch.int32), out, n)
                 assert torch.equal(out, values[index]), (dtype, index)
+
+
+@pytest.mark.parametrize("gathers", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("level", [p for p in level_params() if p.values[0].lanes == 16])
+def test_gathers_that_are_near_or_repeated(level: Level, gathers: int) -> None:
+    """Lanes within two vectors of the first, sorted or not, and further ones: nothing else is read."""
+    texts, kernels = [], {}
+    for dtype in ("f32", "i32", "bf16"):
+        for name in ("gather_near", "gather_again"):
+            texts.append(
+                f'extern "C" void {name}_{dtype}(const {dtype}* a, const i32* x, {dtype}* o) {{\n'
+                f"  store(o, {name}(a, load<Vec>(x)));\n}}\n"
+            )
+            kernels[f"{name}_{dtype}"] = "ppp"
+    run, memory = build(level, "".join(texts), kernels, ("gather",), gathers), Fenced()
+    rising, far = torch.arange(level.lanes), torch.randint(0, 300, (level.lanes,))
+    spread = torch.randint(0, 2 * level.lanes, (level.lanes,))
+    for index in (rising, rising // 3, 2 * rising, spread.sort().values, spread, rising.flip(0), far):
+        for dtype in ("f32", "i32", "bf16"):
+            values = (torch.randn(300) * 50).to(DTYPES[dtype])
+            low, high = int(index.min()), int(index.max())
+            for at_end in (False, True):
+                held = memory.tensor(values[low : high + 1], at_end)
+                start = held.data_ptr() - low * held.element_size()
+                for name in ("gather_near", "gather_again"):
+                    out = torch.zeros(level.lanes, dtype=DTYPES[dtype])
+                    run[f"{name}_{dtype}"](start, index.to(torch.int32), out)
+                    assert torch.equal(out, values[index]), (name, dtype, index)
 
 
 @pytest.mark.parametrize("level", level_params())

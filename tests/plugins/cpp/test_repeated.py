@@ -50,6 +50,11 @@ def test_channels_share_positions_and_weights(shape: tuple[int, int, int], isa: 
     torch.testing.assert_close(o, expected(a, w))
 
 
+@pytest.mark.parametrize(("channels", "name"), [(3, "gather"), (16, "gather_again")])
+def test_many_channels_take_lanes_out_of_an_index_once(channels: int, name: str) -> None:
+    assert f" {name}(" in backend().emit(sampled(4, channels, 517).build()).text
+
+
 def test_sizes_need_not_be_known() -> None:
     kernel = sampled(symbol("s0"), symbol("s1"), symbol("s2")).build()
     assert LOOP in backend().emit(kernel).text

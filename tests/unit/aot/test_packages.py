@@ -345,7 +345,7 @@ def test_what_cannot_be_packaged_is_refused_with_a_reason(tmp_path):
     with pytest.raises(PackageError, match="needs the path"):
         package(mixed(), (torch.randn(2, 8), torch.randn(6)))
     with pytest.raises(PackageError, match="a function cannot be packaged"):
-        package(test_equal_models_give_equal_files, path=target)
+        package(test_equal_models_give_equal_files, (torch.randn(2, 8),), path=target)
     with pytest.raises(PackageError, match="part of an exported program"):
         package(exported(mixed()), (torch.randn(2, 8),), path=target)
     with pytest.raises(InvalidOptionError, match="weights=False"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,18 @@ def test_calls_behind_a_rest_are_not_counted() -> None:
     resting = Effort(rounds=3, min_sample_seconds=0, warmup_seconds=0, rest_seconds=1e-4)
     (timing,) = compare({"one": call}, resting, clock=lambda: now[0]).timings
     assert timing.best == timing.high == 0.25
+
+
+def test_a_first_call_that_compiles_does_not_say_how_often_to_call() -> None:
+    first = [0.02]
+
+    def call() -> None:
+        if first:
+            time.sleep(first.pop())
+
+    effort = Effort(rounds=1, min_sample_seconds=0.01, warmup_seconds=0, max_seconds=0.1)
+    (timing,) = compare({"one": call}, effort).timings
+    assert timing.calls_per_sample > 1
 
 
 def test_geometric_mean() -> None:

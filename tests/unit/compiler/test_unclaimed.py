@@ -96,4 +96,4 @@ def test_where_nobody_serves_a_device_the_graph_runs_in_eager_mode(monkeypatch: 
     torch.compiler.reset()
     x = torch.randn(4)
     torch.testing.assert_close(_compile(lambda x: x.cos() + 1)(x), x.cos() + 1)
-    assert "none is installed" in last_reports()[-1].eager
+    assert "names none that serves cpu" in last_reports()[-1].eager

@@ -75,6 +75,18 @@ def test_rows_that_lie_elsewhere_stay(function: Callable[..., Any], shape: tuple
     assert "join-rows" not in counts
 
 
+def by_heads(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("ibh,hnd->ibnd", rows, weight)
+
+
+def test_a_batch_of_one_is_a_matmul_of_rows() -> None:
+    heads = torch.randn(6, 2, 5)
+    counts, calls = rewritten(by_heads, ROWS[0], heads)
+    assert counts["join-rows"] == 1 and not named(calls, "bmm.default")
+    assert "join-rows" not in rewritten(torch.bmm, ROWS[0], ROWS[0].mT.contiguous())[0]
+    assert "join-rows" not in rewritten(by_heads, ROWS[0], heads, stage="joint")[0]
+
+
 @pytest.mark.parametrize("shape", [(1, 5), (6, 1)])
 def test_a_weight_that_repeats_its_rows_or_columns_stays(shape: tuple[int, int]) -> None:
     counts, _ = rewritten(lambda r, w: torch.bmm(r, w.expand(1, 6, 5)), ROWS[:1, 0], torch.randn(shape))

@@ -76,7 +76,12 @@ def test_the_next_backend_has_what_the_first_refuses() -> None:
 
 def test_without_a_backend_nobody_is_asked() -> None:
     (refusal,) = claimed(three("exp")).refused
-    assert refusal.reason == "none is installed for its device" and not refusal.asked
+    assert refusal.reason == "none is installed for cpu" and not refusal.asked
+    for option, names in (("backends", ("triton",)), ("disable", ("cpp", "halide"))):
+        claims = claim_nodes(
+            three("exp").graph("exp"), lambda device: [], replace(SETTINGS, **{option: names})
+        )
+        assert f"the option `{option}`" in claims.refused[0].reason
 
 
 def test_a_backend_that_raises_claims_nothing() -> None:

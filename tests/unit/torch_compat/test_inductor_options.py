@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.log import reset_warned
 from polyfuse.base.settings import Settings, option_infos
 from polyfuse.compiler.reports.report import last_reports, reset_reports
@@ -53,6 +54,12 @@ def test_what_has_no_counterpart_is_ignored_with_one_warning(caplog):
 def test_options_of_a_group_that_extends_another_are_known():
     """That of CUDA extends that of CUTLASS in newer versions."""
     assert {"cuda.arch", "cuda.cutlass_dir", "cuda.compile_opt_level"} <= inductor_options()
+
+
+def test_a_text_is_no_truth_value():
+    for name in ("freezing", "search_autotune_cache"):
+        with pytest.raises(InvalidOptionError, match="use True or False"):
+            Settings.resolve(None, translated({name: "no"}))
 
 
 def test_names_that_neither_knows_are_refused():

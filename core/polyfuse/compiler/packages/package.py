@@ -132,16 +132,16 @@ def _programs(
 ) -> Mapping[str, ExportedProgram]:
     if isinstance(model, torch.nn.Module):
         return {_DEFAULT: export(model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)}
-    if args or kwargs or dynamic_shapes is not None:
-        raise PackageError(
-            "example arguments and dynamic shapes are part of an exported program",
-            "give them to torch.export.export",
-        )
     found = {_DEFAULT: model} if isinstance(model, ExportedProgram) else model
     if not isinstance(found, Mapping) or not found:
         raise PackageError(
             f"a {type(model).__name__} cannot be packaged",
             "give a module, or what torch.export.export returned",
+        )
+    if args or kwargs or dynamic_shapes is not None:
+        raise PackageError(
+            "example arguments and dynamic shapes are part of an exported program",
+            "give them to torch.export.export",
         )
     for name, program in found.items():
         if not isinstance(program, ExportedProgram):

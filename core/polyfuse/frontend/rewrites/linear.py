@@ -1,8 +1,9 @@
 """Linear layers whose rows are given as a batch of matrices.
 
 torch decomposes a linear layer of a tensor that is not contiguous, such as `flatten(2).transpose(1, 2)` of an
-image, into a batched matmul whose right operand is the weight, expanded. As a matmul of rows it is a layer
-like others: its weight may be packed, and its bias and what follows are computed in its kernel.
+image, into a batched matmul whose right operand is the weight, expanded, and `einsum` of rows and a weight
+into one of a single batch. As a matmul of rows it is a layer like others: its weight may be packed, and its
+bias and what follows are computed in its kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _VIEWS: Final = (aten.view.default, aten._unsafe_view.default)
 
 
 def join_rows(state: Rewriting) -> int:
-    """`bmm` with one matrix, expanded, for all batches becomes `mm`, where the rows need not be copied."""
+    """`bmm` with one matrix, expanded, for all batches becomes `mm`, where the rows need not be copied; that
+    of a single batch does, too.
+    """
     if state.stage != "inference":
         return 0
 
@@ -35,8 +38,11 @@ def join_rows(state: Rewriting) -> int:
             return None
         left, right = cast(tuple[Node, Node], node.args)
         value, weight = tensor_value(left), _expanded(right)
-        if value is None or weight is None:
+        if value is None:
             return None
+        if weight is None:
+            single = same_number(value.shape[0], 1) and right.target is not aten.expand.default
+            return (lambda: _of_one_batch(state, node, left, right)) if single else None
         source = _rows_before_images(left)
         if source is not None and not state.escapes(source):
             rows = [prod(value.shape[:2]), value.shape[2]]
@@ -46,6 +52,11 @@ def join_rows(state: Rewriting) -> int:
         return None
 
     return state.replace_each(joined)
+
+
+def _of_one_batch(state: Rewriting, node: Node, left: Node, right: Node) -> Node:
+    weight = state.call_before(node, aten.squeeze.dim, (right, 0))
+    return _multiplied(state, node, (aten.squeeze.dim, left, 0), weight)
 
 
 def _multiplied(state: Rewriting, node: Node, rows: tuple[Any, Node, Any], weight: Node) -> Node:

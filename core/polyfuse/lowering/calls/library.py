@@ -9,8 +9,11 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.lowering.calls.extern import call, call_out
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.elements.pointwise import elementwise
-from polyfuse.lowering.reductions.depthwise_backward import depthwise_backward, depthwise_gradients
-from polyfuse.lowering.reductions.depthwise_lines import line_gradients
+from polyfuse.lowering.reductions.depthwise_backward import (
+    depthwise_backward,
+    depthwise_gradients,
+    line_gradients,
+)
 from polyfuse.lowering.reductions.reduction import sum_over
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue, axes_of

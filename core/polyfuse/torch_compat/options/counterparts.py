@@ -50,7 +50,8 @@ def _same(name: str) -> Meaning:
 
 
 def _switch(name: str) -> Meaning:
-    return lambda value: {name: bool(value)}
+    # a text would be true whatever it says, and is refused as it is
+    return lambda value: {name: value if isinstance(value, str) else bool(value)}
 
 
 @dataclass(frozen=True)

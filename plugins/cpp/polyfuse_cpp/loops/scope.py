@@ -67,6 +67,7 @@ class Scope:
         tail: text of the number of valid lanes where it is fewer than all.
         exclusive: stores (by identity) that no two threads do to one element.
         local_lanes: lanes that one element of scratch spans: 1 unless lanes run along a parallel axis.
+        repeated: a parallel axis that each vector runs through by itself; empty where there is none.
         features: headers that the text needs, collected.
         tiles: elements of the tiles that stand for a load or store (by identity), one for each copy.
         streaming: stores (by identity) that bypass the caches where a whole vector is written.
@@ -83,6 +84,7 @@ class Scope:
     tail: str | None = None
     exclusive: frozenset[int] = frozenset()
     local_lanes: int = 1
+    repeated: str = ""
     features: set[str] = field(default_factory=set)
     env: dict[str, Value] = field(default_factory=dict)
     checks: Mapping[str, IndexCheck] = field(default_factory=dict)

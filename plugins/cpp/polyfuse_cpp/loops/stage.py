@@ -134,6 +134,7 @@ class StageText:
             tail=tail,
             exclusive=exclusive,
             local_lanes=self.plan.lanes * self.plan.unroll if apart else 1,
+            repeated=self.plan.repeated,
             features=self.features,
             streaming=self.streaming,
             past="past" if self.new_pages else "true",

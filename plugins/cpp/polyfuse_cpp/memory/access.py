@@ -13,6 +13,9 @@ from polyfuse_cpp.loops.scope import InterleavedStores, Scope
 from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.lanes import lane_index, lane_offsets, lane_parts, lane_rise
 
+_MANY_GATHERS = 8
+"""Gathers with one index from which taking its lanes out of a vector once costs little."""
+
 
 @dataclass
 class MemoryScope(Scope):
@@ -98,7 +101,18 @@ class MemoryScope(Scope):
             self.features.add("window")
             return f"load_near<Vec>({pointer}, {near}, {self._gather_index(at, indirect, copy)})"
         self.features.add("gather")
-        return f"gather({self._gathered(pointer, at, indirect, copy)}{f', {mask}' if mask else ''})"
+        lanes = self._gathered(pointer, at, indirect, copy)
+        if mask:
+            return f"gather({lanes}, {mask})"
+        return f"{self._gather_name(indirect)}({lanes})"
+
+    def _gather_name(self, indirect: Sequence[str]) -> str:
+        """The function that takes lanes from anywhere, by what is known of their index."""
+        if self.facts.loaded.isdisjoint(indirect):
+            return "gather_near"
+        along = self.repeated
+        same = along and not any(along in self.facts.depends[name] for name in indirect)
+        return "gather_again" if same and self.facts.points([along]) >= _MANY_GATHERS else "gather"
 
     def _near(self, buffer: str, at: IndexLike, indirect: Sequence[str]) -> str:
         """Text of the first and the last index of all lanes, where these rise by less than two vectors."""

@@ -1,13 +1,15 @@
 // Python callables without Python.h: prototypes of the stable ABI, declared by hand.
 // Each kernel gets a form that takes its arguments as an array, which series of launches call, and around it a METH_FASTCALL
 // wrapper (see bindings.py); pf_bind() returns these as a dict.
-// Each holds `owner`, which keeps this library loaded. With `share` they are the forms for programs of kernels alone.
+// Each holds `owner`, which keeps this library loaded, and as its module what `owner` gives for that: garbage's finalizers are
+// called for `owner`, too, before a wrapper goes, which reads its row of the table last. With `share` they are the forms for programs of kernels alone.
 extern "C" {
 struct _object;
 typedef _object PyObject;
 typedef PyObject* (*pf_fastcall)(PyObject*, PyObject* const*, __PTRDIFF_TYPE__);
 struct pf_method { const char* name; pf_fastcall call; int flags; const char* doc; };
 PyObject* PyCFunction_NewEx(pf_method*, PyObject*, PyObject*);
+PyObject* PyObject_GetAttrString(PyObject*, const char*);
 PyObject* PyDict_New(void);
 PyObject* PyList_GetItem(PyObject*, __PTRDIFF_TYPE__);
 int PyDict_SetItemString(PyObject*, const char*, PyObject*);
@@ -128,12 +130,18 @@ static PyObject* make_bindings(void* data_ptr, PyObject* owner, pf_method* metho
   if (!one) return nullptr;
   type_slot = ((void**)one)[1] == (void*)&PyLong_Type ? 1 : 3;
   Py_DecRef(one);
-  PyObject* all = PyDict_New();
+  PyObject* hold = PyObject_GetAttrString(owner, "hold");
+  PyObject* all = hold ? PyDict_New() : nullptr;
   for (int i = 0; all && i < count; ++i) {
-    PyObject* f = PyCFunction_NewEx(&methods[i], owner, nullptr);
-    if (!f || PyDict_SetItemString(all, methods[i].name, f)) { Py_DecRef(all); return nullptr; }
-    Py_DecRef(f);
+    PyObject* f = PyCFunction_NewEx(&methods[i], owner, hold);
+    if (f && !PyDict_SetItemString(all, methods[i].name, f)) {
+      Py_DecRef(f);
+      continue;
+    }
+    Py_DecRef(all);
+    all = nullptr;
   }
+  if (hold) Py_DecRef(hold);
   return all;
 }
 }  // namespace pf

@@ -1,8 +1,10 @@
-// Indexed memory: gather(p, index[, mask]) and scatter(p, index, value[, mask]); index in elements, i32 or i64.
+// Indexed memory: gather(p, index[, mask]), gather_near(p, index), gather_again(p, index) and
+// scatter(p, index, value[, mask]); index in elements, i32 or i64.
 // Lanes where the mask is false touch no memory and give zero.  Of equal scatter indices the last lane wins.
-// PF_GATHERS  whether the machine's own gathers are quicker than loads one by one
+// PF_GATHERS  where the machine's own gathers are quicker than loads one by one: 0 nowhere, 1 for an index that is
+//             used once or a few times, 2 everywhere
 #ifndef PF_GATHERS
-#define PF_GATHERS 1
+#define PF_GATHERS 2
 #endif
 namespace pf {
 #if PF_W > 1
@@ -86,6 +88,31 @@ template <class T, class I> PF_INLINE with<I, T> gather(const T* p, I index) {
   else
 #endif
     return gather_lanes(p, index);
+}
+// The same where lanes probably read near each other, as pixels of a resized image do: where that is within two vectors,
+// no lane before the first or after the last one, two loads and a shuffle take less time than a gather.
+template <class T, class I> PF_INLINE with<I, T> gather_near(const T* p, I index) {
+#if PF_AVX512 && PF_W == 16 && PF_X86_BUILTINS
+  if constexpr (same<I, vi32>::value && sizeof(T) == 4) {
+    typedef with<I, T> V;
+    const i32 first = lane(index, 0);
+    const vu32 from = (vu32)index - fill<vu32>(u32(first));
+    const u32 span = lane(from, PF_W - 1);
+    if (span < 2 * PF_W && __builtin_ia32_ucmpd512_mask((g16si)from, (g16si)fill<vu32>(span), 2, 0xffff) == 0xffff) {
+      const V low = raw_load_n<V>(p + first, int(span) + 1);
+      return select_lanes(low, raw_load_n<V>(p + first + PF_W, int(span) + 1 - PF_W), (vi32)from);
+    }
+  }
+#endif
+  return gather(p, index);
+}
+// The same where many gathers in a row take one index.
+template <class T, class I> PF_INLINE with<I, T> gather_again(const T* p, I index) {
+#if PF_GATHERS < 2
+  return gather_lanes(p, index);
+#else
+  return gather(p, index);
+#endif
 }
 template <class T, class I, class M> PF_INLINE with<I, T> gather(const T* p, I index, M mask) {
 #if PF_AVX512 && PF_W == 16 && PF_X86_BUILTINS
