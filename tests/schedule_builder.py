@@ -141,6 +141,16 @@ def axes(*sizes: IndexLike, prefix: str = "i") -> tuple[Index, ...]:
     return tuple(axis(f"{prefix}{k}", s) for k, s in enumerate(sizes))
 
 
+def vectors(size: IndexLike, inputs: str, others: str = "") -> tuple[Maker, Index]:
+    """A graph of vectors of one size, by names with spaces between them, and the axis along them."""
+    m = Maker()
+    for name in inputs.split():
+        m.buffer(name, size, kind="input")
+    for name in others.split():
+        m.buffer(name, size)
+    return m, axes(size)[0]
+
+
 def gathered() -> Maker:
     """`a` is gathered into `g` while `b` is computed from it."""
     m = Maker()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from polyfuse_bench.report_summary import SLOWER, Group, Speed, known
@@ -14,9 +16,82 @@ CHARTS = (
 )
 """The groups that are drawn, side by side, and what stands above them."""
 
-WIDTH, BAR, GAP, LABEL, TOP = 380, 11, 8, 76, 70
 COLOURS = {"Polyfuse": "#1f5fa8", "Inductor": "#b4bac2"}
 STYLE = "font-family: -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif; font-size: 12px; fill: #1f2328"
+
+
+def opening(width: int, height: int, label: str) -> list[str]:
+    """The first lines of a drawing: its size, what it shows for those who do not see it, and a background."""
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{label}" style="{STYLE}">',
+        '<rect width="100%" height="100%" rx="6" fill="#ffffff"/>',
+    ]
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar for each engine in a group for each row, and a line where eager mode is.
+
+    Attributes:
+        colours: of the engines by name, from top to bottom.
+        width, label: of the chart, and of the names of rows in it.
+        bar, gap: heights of a bar, and of the space between groups.
+        top: where the first group begins.
+        over, under: how far the line reaches above that, and ends above the chart's lower edge.
+    """
+
+    colours: Mapping[str, str]
+    width: int
+    label: int
+    bar: int
+    gap: int
+    top: int
+    over: int
+    under: int
+
+    @property
+    def step(self) -> int:
+        """The height of a group and of the space behind it."""
+        return len(self.colours) * self.bar + self.gap
+
+    def legend(self, x: int, y: int, apart: int, names: Sequence[str]) -> list[str]:
+        """The names of the engines with their colours, side by side."""
+        lines = []
+        for at, name, colour in zip(itertools.count(x, apart), names, self.colours.values(), strict=False):
+            lines += [
+                f'<rect x="{at}" y="{y}" width="{self.bar}" height="{self.bar}" fill="{colour}"/>',
+                f'<text x="{at + self.bar + 6}" y="{y + self.bar - 1}">{escape(name)}</text>',
+            ]
+        return lines
+
+    def drawn(self, rows: Sequence[tuple[str, Mapping[str, float]]], left: int, height: int) -> list[str]:
+        """The groups of a chart of that height, each a name and a value for some engines."""
+        first, half = left + self.label, len(self.colours) * self.bar // 2
+        unit = (self.width - self.label - 60) / max(max(values.values()) for _, values in rows)
+        lines = []
+        for y, (name, values) in zip(itertools.count(self.top, self.step), rows, strict=False):
+            lines.append(f'<text x="{first - 8}" y="{y + half + 4}" text-anchor="end">{escape(name)}</text>')
+            for at, (engine, colour) in zip(itertools.count(y, self.bar), self.colours.items(), strict=False):
+                length = values.get(engine, 0.0) * unit
+                if length:
+                    lines += [
+                        f'<rect x="{first}" y="{at}" width="{length:.1f}" height="{self.bar - 1}" '
+                        f'fill="{colour}"/>',
+                        f'<text x="{first + length + 4:.1f}" y="{at + self.bar - 2}" '
+                        f'style="font-size: {self.bar - 1}px; fill: #57606a">{values[engine]:.2f}</text>',
+                    ]
+        x = f"{first + unit:.1f}"
+        return [
+            *lines,
+            f'<line x1="{x}" y1="{self.top - self.over}" x2="{x}" y2="{height - self.under}" '
+            'stroke="#57606a" stroke-dasharray="2 3"/>',
+            f'<text x="{x}" y="{height - self.under + 13}" text-anchor="middle" '
+            'style="font-size: 10px; fill: #57606a">eager</text>',
+        ]
+
+
+_MODELS = Bars(COLOURS, width=380, label=76, bar=11, gap=8, top=70, over=6, under=22)
 
 
 def speed_chart(found: Sequence[Group]) -> str | None:
@@ -26,62 +101,20 @@ def speed_chart(found: Sequence[Group]) -> str | None:
     if any(group is None for group, _ in charts):
         return None
     drawn = [(group, words) for group, words in charts if group is not None]
-    rows = max(len(group.rows) for group, _ in drawn)
-    height = TOP + rows * (2 * BAR + GAP) + 28
+    height = _MODELS.top + max(len(group.rows) for group, _ in drawn) * _MODELS.step + 28
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH * len(drawn)} {height}" role="img" '
-        f'aria-label="Speed-up over eager mode by model" style="{STYLE}">',
-        '<rect width="100%" height="100%" fill="#ffffff"/>',
+        *opening(_MODELS.width * len(drawn), height, "Speed-up over eager mode by model"),
         '<text x="12" y="22" style="font-weight: 600">Inference, speed-up over eager mode</text>',
-        *_legend(300),
+        *_MODELS.legend(300, 12, 90, tuple(COLOURS)),
     ]
     for number, (group, words) in enumerate(drawn):
-        lines += _chart(group, words, number * WIDTH, height)
+        left = number * _MODELS.width
+        lines.append(f'<text x="{left + 12}" y="50" style="fill: #57606a">{escape(words)}</text>')
+        lines += _MODELS.drawn([(row.name, _values(row)) for row in group.rows], left, height)
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
-def _legend(x: int) -> list[str]:
-    lines = []
-    for number, (name, colour) in enumerate(COLOURS.items()):
-        at = x + 90 * number
-        lines.append(f'<rect x="{at}" y="12" width="{BAR}" height="{BAR}" fill="{colour}"/>')
-        lines.append(f'<text x="{at + 17}" y="22">{name}</text>')
-    return lines
-
-
-def _chart(group: Group, words: str, left: int, height: int) -> list[str]:
-    """One group: two bars for each row, and a line where eager mode is."""
-    longest = max(max(_bars(row).values()) for row in group.rows)
-    unit = (WIDTH - LABEL - 60) / longest
-    lines = [f'<text x="{left + 12}" y="50" style="fill: #57606a">{escape(words)}</text>']
-    for number, row in enumerate(group.rows):
-        y = TOP + number * (2 * BAR + GAP)
-        lines.append(
-            f'<text x="{left + LABEL - 8}" y="{y + BAR + 4}" text-anchor="end">{escape(row.name)}</text>'
-        )
-        for offset, (name, value) in enumerate(_bars(row).items()):
-            top = y + offset * BAR
-            lines.append(
-                f'<rect x="{left + LABEL}" y="{top}" width="{value * unit:.1f}" height="{BAR - 1}" '
-                f'fill="{COLOURS[name]}"/>'
-            )
-            lines.append(
-                f'<text x="{left + LABEL + value * unit + 4:.1f}" y="{top + 9}" '
-                f'style="font-size: 10px; fill: #57606a">{value:.2f}</text>'
-            )
-    x = left + LABEL + unit
-    lines.append(
-        f'<line x1="{x:.1f}" y1="{TOP - 6}" x2="{x:.1f}" y2="{height - 22}" stroke="#57606a" '
-        'stroke-dasharray="2 3"/>'
-    )
-    lines.append(
-        f'<text x="{x:.1f}" y="{height - 9}" text-anchor="middle" '
-        'style="font-size: 10px; fill: #57606a">eager</text>'
-    )
-    return lines
-
-
-def _bars(row: Speed) -> dict[str, float]:
+def _values(row: Speed) -> dict[str, float]:
     found = {"Polyfuse": row.over_eager or 0.0}
     if row.over_eager and row.over_inductor:
         found["Inductor"] = row.over_eager / row.over_inductor
@@ -111,9 +144,7 @@ def kernels_chart(found: Sequence[Group]) -> str | None:
     if not charts:
         return None
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {DOT_WIDTH * len(charts)} {DOT_HEIGHT}" '
-        f'role="img" aria-label="Speed-up over Inductor of each fused function" style="{STYLE}">',
-        '<rect width="100%" height="100%" rx="6" fill="#ffffff"/>',
+        *opening(DOT_WIDTH * len(charts), DOT_HEIGHT, "Speed-up over Inductor of each fused function"),
         '<text x="12" y="22" style="font-weight: 600">Fused functions, speed-up over Inductor, sorted</text>',
     ]
     for number, (ratios, words) in enumerate(charts):

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from polyfuse_bench.backends import EAGER, FREEZING, INDUCTOR, ONNXRUNTIME, OPENVINO, POLYFUSE
 from polyfuse_bench.packaged import FORMS
+from polyfuse_bench.report_chart import Bars, opening
 from polyfuse_bench.report_summary import SLOWER
 from polyfuse_bench.report_text import (
     by_backend,
@@ -212,9 +213,6 @@ def _failures(rows: Sequence[Row]) -> list[str]:
 
 # ---- the chart -----------------------------------------------------------------------------------
 
-WIDTH, BAR, GAP, LABEL, TOP = 760, 10, 10, 104, 76
-STYLE = "font-family: -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif; font-size: 12px; fill: #1f2328"
-
 
 def engines_chart(results: Path = RESULTS) -> str | None:
     """Bars of the speed-up over eager mode, a group for each network; None where nothing was measured."""
@@ -223,50 +221,16 @@ def engines_chart(results: Path = RESULTS) -> str | None:
     if content is None or not rows:
         return None
     names = in_order(name for name in DRAWN for row in rows if name in _speeds(row))
+    colours = {name: DRAWN[name][1] for name in names}
+    bars = Bars(colours, width=760, label=104, bar=10, gap=10, top=76, over=8, under=20)
     machine = content["machine"]
-    step = len(names) * BAR + GAP
-    height = TOP + len(rows) * step + 24
-    unit = (WIDTH - LABEL - 60) / max(max(_speeds(row).values()) for row in rows)
+    height = bars.top + len(rows) * bars.step + 24
     words = f"{machine['cpu']}, {machine['threads']} threads, f32, batch {rows[0].get('batch', '')}"
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="Speed-up over eager mode by network and engine" style="{STYLE}">',
-        '<rect width="100%" height="100%" rx="6" fill="#ffffff"/>',
+        *opening(bars.width, height, "Speed-up over eager mode by network and engine"),
         f'<text x="12" y="22"><tspan style="font-weight: 600">Inference, speed-up over eager mode</tspan>'
         f'<tspan dx="10" style="fill: #57606a">{escape(words)}</tspan></text>',
+        *bars.legend(12, 38, 146, [DRAWN[name][0] for name in names]),
+        *bars.drawn([(row["name"], _speeds(row)) for row in rows], 0, height),
     ]
-    for number, name in enumerate(names):
-        x = 12 + 146 * number
-        lines.append(f'<rect x="{x}" y="38" width="{BAR}" height="{BAR}" fill="{DRAWN[name][1]}"/>')
-        lines.append(f'<text x="{x + 16}" y="47">{escape(DRAWN[name][0])}</text>')
-    for number, row in enumerate(rows):
-        lines += _group(row, names, TOP + number * step, unit)
-    x = LABEL + unit
-    lines.append(
-        f'<line x1="{x:.1f}" y1="{TOP - 8}" x2="{x:.1f}" y2="{height - 20}" stroke="#57606a" '
-        'stroke-dasharray="2 3"/>'
-    )
-    lines.append(
-        f'<text x="{x:.1f}" y="{height - 7}" text-anchor="middle" style="font-size: 10px; fill: #57606a">'
-        "eager</text>"
-    )
     return "\n".join([*lines, "</svg>"]) + "\n"
-
-
-def _group(row: Row, names: Sequence[str], top: int, unit: float) -> list[str]:
-    """The bars of one network."""
-    middle = top + len(names) * BAR // 2 + 4
-    lines = [f'<text x="{LABEL - 8}" y="{middle}" text-anchor="end">{escape(row["name"])}</text>']
-    speeds = _speeds(row)
-    for number, name in enumerate(names):
-        if name not in speeds:
-            continue
-        y, width = top + number * BAR, speeds[name] * unit
-        lines.append(
-            f'<rect x="{LABEL}" y="{y}" width="{width:.1f}" height="{BAR - 1}" fill="{DRAWN[name][1]}"/>'
-        )
-        lines.append(
-            f'<text x="{LABEL + width + 4:.1f}" y="{y + 8}" style="font-size: 9px; fill: #57606a">'
-            f"{speeds[name]:.2f}</text>"
-        )
-    return lines

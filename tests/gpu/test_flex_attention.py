@@ -22,6 +22,10 @@ MORE = {
     "bf16 ragged without mask": replace(LARGE, batch=2, queries=333, keys=129, mask=None),
     "bf16 soft cap": replace(LARGE, score=CASES["soft cap"].score),
     "bf16 relative": replace(SHORT, score=CASES["relative"].score, mask=None, sums=True),
+    "bf16 relative ragged": replace(
+        SHORT, queries=1000, keys=777, score=lambda s, b, h, q, k: s - 0.2 * (k - q) * (h + 1) + q % 7
+    ),
+    "bf16 relative long": replace(LARGE, score=CASES["relative"].score),
     "bf16 groups": replace(LARGE, key_heads=2, transposed=True),
     "bf16 long": replace(SHORT, depth=192, values=128),
     "bf16 longest": replace(SHORT, depth=256, backward=False),

@@ -18,6 +18,7 @@ from polyfuse.base.errors import PackageError
 from polyfuse.base.text import join_words, shorten
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.module import CompiledModule
+from polyfuse.torch_compat.strides import has_overlaps
 from polyfuse.torch_compat.tracing import pytree
 
 DEFAULT = "forward"
@@ -195,7 +196,7 @@ class LoadedEntry:
 
 def _laid_out(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     try:
-        if _overlap(value.shape, strides):
+        if has_overlaps(value.shape, strides, repeated=True):
             raise RuntimeError("elements would share memory")
         copy = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
         return copy.copy_(value.detach())
@@ -204,17 +205,6 @@ def _laid_out(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
             f"an argument cannot be laid out with the strides {strides} ({shorten(str(error), 200)})",
             "make the package again, with an example of that layout",
         ) from error
-
-
-def _overlap(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a dimension begins again before those with smaller strides have ended."""
-    reach = 0
-    for stride, size in sorted(zip(strides, sizes, strict=True)):
-        if size > 1:
-            if stride <= reach:
-                return True
-            reach += stride * (size - 1)
-    return False
 
 
 @contextmanager

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
 
-def has_overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two elements may share memory other than by repetition (a stride of zero)."""
+def has_overlaps(sizes: Sequence[int], strides: Sequence[int], repeated: bool = False) -> bool:
+    """Whether two elements may share memory; `repeated`: by repetition too (a stride of zero)."""
     reach = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride:
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size > 1 and (stride or repeated):
             if stride <= reach:
                 return True
             reach += stride * (size - 1)

@@ -78,6 +78,8 @@ def direct(wrapper: Any, compiled: Callable[..., Any], meta: Any, around: Boxed)
     if wrapper.disable_amp or _needs_more(meta):
         return around
     mark = _marking([(i, info.dynamic_dims) for i, info in enumerate(meta.output_info) if info.dynamic_dims])
+    # inputs that the graph writes to itself
+    written = tuple(meta.mutated_graph_handled_indices_seen_by_autograd)
     if not wrapper.trace_joint:
         run = _inference(compiled)
     else:
@@ -85,15 +87,18 @@ def direct(wrapper: Any, compiled: Callable[..., Any], meta: Any, around: Boxed)
             return around
         run = _training(_steps(function), around)
     called = False
+    count_write = torch.autograd.graph.increment_version
 
     @wraps(around, assigned=())
     def call(inputs: list[Any]) -> Any:
-        nonlocal called, mark, run
+        nonlocal called, mark, run, written
         if not called:
             if _hooks_inside(inputs):
-                run, mark = around, None
+                run, mark, written = around, None, ()
             called = True
             return around(inputs)
+        if written:
+            count_write([inputs[i] for i in written])
         results = run(inputs)
         if mark is not None:
             mark(results)
@@ -103,19 +108,20 @@ def direct(wrapper: Any, compiled: Callable[..., Any], meta: Any, around: Boxed)
 
 
 def _needs_more(meta: Any) -> bool:
-    """Whether something is left to do around a graph: make results views, write to inputs or count that they
-    were written, change a mode."""
+    """Whether something is left to do around a graph: make results views, write to inputs, change a mode."""
     from torch._functorch._aot_autograd.schemas import OutputType
 
     return bool(
         meta.num_mutated_inp_runtime_indices
-        or meta.mutated_graph_handled_indices_seen_by_autograd
         or meta.num_intermediate_bases
         or meta.tokens
         or meta.is_rng_op_functionalized
         or meta.grad_enabled_mutation is not None
         or meta.num_forward_returns != len(meta.output_info)
-        or any(info.output_type is not OutputType.non_alias for info in meta.output_info)
+        or any(
+            info.output_type not in (OutputType.non_alias, OutputType.unsafe_view_alias)
+            for info in meta.output_info
+        )
     )
 
 
@@ -243,7 +249,7 @@ def _steps(function: Any) -> Any:
     )
 
     def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:
-        values = function.compiled_fw(list(inputs))
+        values = list(function.compiled_fw(list(inputs)))
         saved = [x.detach() if x._is_view() else x for x in values[checked]]
         rest = [x.detach() if x._is_view() else x for x in values[unchecked]]
         if mark is not None:
@@ -252,6 +258,7 @@ def _steps(function: Any) -> Any:
         ctx._tensors_no_vc_check = rest
         ctx.symints = values[numbers]
         ctx.opaque_objects = values[opaque]
+        _hide_bases(values, meta.unsafe_view_out_indices)
         if fixed:
             ctx.mark_non_differentiable(*[values[i] for i in fixed if isinstance(values[i], torch.Tensor)])
         ctx._materialize_non_diff_grads = False
@@ -291,6 +298,12 @@ def _steps(function: Any) -> Any:
     skip_code(backward.__code__)
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(torch.autograd.Function)(function.__name__, (function,), members)
+
+
+def _hide_bases(values: list[Any], views: Sequence[int]) -> None:
+    """Have autograd not see what results are views of: nobody else sees it."""
+    for i in views:
+        values[i] = torch.ops.aten._unsafe_view.default(values[i], values[i].shape)
 
 
 def _in_its_context(compiled: Any) -> Boxed:

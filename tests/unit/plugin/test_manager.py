@@ -271,4 +271,6 @@ def test_misspelt_hooks_and_arguments_are_failures(monkeypatch, name):
 
     manager = PluginManager(Settings(), [plugin(monkeypatch, hooks={name: hook})])
     assert manager.state("toy").state is State.FAILED
+    known = name == "polyfuse_doctor"
+    assert known or "did you mean polyfuse_doctor?" in manager.state("toy").reason
     assert manager.hooks.hook.polyfuse_doctor.get_hookimpls() == []

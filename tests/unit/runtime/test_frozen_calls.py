@@ -92,6 +92,27 @@ def test_a_checked_call_sees_what_leaves_no_trace():
     assert not call._known and not call._seen
 
 
+def test_parameters_may_go_while_another_is_looked_up():
+    """In another thread, or in garbage that is collected meanwhile."""
+    call = CheckedCall(torch.clone)
+    others = [torch.ones(3) for _ in range(5)]
+    for other in others:
+        call(other)
+    del other
+
+    class Looked(int):
+        def __eq__(self, other):
+            others.clear()
+            return False
+
+        __hash__ = int.__hash__
+
+    first = next(iter(call._known))
+    call._known = {(Looked(first[0]), ()): call._known.pop(first), **call._known}
+    parameter = torch.ones(3)
+    assert call(parameter).equal(parameter) and len(call._known) == 2
+
+
 def test_a_checked_call_of_another_layout_or_type():
     call = CheckedCall(lambda tensor: tensor.contiguous().clone())
     last = torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last)

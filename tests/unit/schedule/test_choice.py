@@ -15,7 +15,7 @@ from polyfuse.schedule.fusion.score import distance, score, shared_bytes
 from polyfuse.schedule.fusion.units import UnitSpaces, loop_unit
 from polyfuse.schedule.kernels.axes import loop_order, merge_axes
 from polyfuse.symbolic import axis, axis_size
-from schedule_builder import Maker, axes, reasons, run
+from schedule_builder import Maker, axes, reasons, run, vectors
 
 
 def units_of(m: Maker, *outputs: str):
@@ -74,12 +74,7 @@ def test_kernels_are_paired_with_as_many_as_asked() -> None:
 
 def test_two_conflicting_candidates() -> None:
     """The pair that shares more goes first, and the other is judged against the result."""
-    m = Maker()
-    m.buffer("x", 64, kind="input")
-    m.buffer("z", 64, kind="input")
-    for name in ("a", "b", "y"):
-        m.buffer(name, 64)
-    (i,) = axes(64)
+    m, i = vectors(64, "x z", "a b y")
     m.pointwise("a", (i,), apply("exp", m.load("x", i)))
     m.pointwise("b", (i,), apply("sin", m.load("z", i)))
     m.pointwise("y", (i,), apply("add", apply("mul", m.load("a", i), m.load("b", i)), m.load("z", i)))
@@ -200,11 +195,7 @@ def test_refusals_and_rounds_are_logged(caplog) -> None:
 
 
 def test_a_drawing_shows_launches_calls_and_flow() -> None:
-    m = Maker()
-    m.buffer("x", 8, kind="input")
-    m.buffer("a", 8)
-    m.buffer("y", 8)
-    (i,) = axes(8)
+    m, i = vectors(8, "x", "a y")
     m.pointwise("a", (i,), apply("exp", m.load("x", i)))
     m.call("aten.sin.default", ("y",), "a")
     text = dot(m.schedule("y"))
@@ -213,11 +204,7 @@ def test_a_drawing_shows_launches_calls_and_flow() -> None:
 
 
 def test_an_addition_moves_three_buffers() -> None:
-    m = Maker()
-    m.buffer("x", 8, kind="input")
-    m.buffer("y", 8, kind="input")
-    m.buffer("z", 8)
-    (i,) = axes(8)
+    m, i = vectors(8, "x y", "z")
     m.pointwise("z", (i,), apply("add", m.load("x", i), m.load("y", i)))
     assert bytes_moved(m.schedule("z")) == (3 * 8 * 4, 3 * 8 * 4)
 
@@ -244,9 +231,6 @@ def test_inside_a_kernel_only_results_are_stored_and_numbering_is_dense() -> Non
 
 
 def test_what_is_overwritten_with_itself_changed_moves_twice() -> None:
-    m = Maker()
-    m.buffer("x", 8, kind="input")
-    m.buffer("y", 8, kind="input")
-    (i,) = axes(8)
+    m, i = vectors(8, "x y")
     m.pointwise("x", (i,), apply("add", m.load("x", i), m.load("y", i)))
     assert bytes_moved(m.schedule()) == (3 * 8 * 4, 3 * 8 * 4)

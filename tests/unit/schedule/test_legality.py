@@ -13,7 +13,7 @@ from polyfuse.ir.types import DType
 from polyfuse.plugin import Claim, FusionPair, FusionRule, FusionRules, No, TargetInfo, Yes
 from polyfuse.schedule import Launch
 from polyfuse.symbolic import axis
-from schedule_builder import Anything, Maker, axes, reasons, run, scheduled
+from schedule_builder import Anything, Maker, axes, reasons, run, scheduled, vectors
 
 
 def two_readers(count: int = 8, **buffer) -> Maker:
@@ -412,11 +412,7 @@ def test_a_sum_is_read_only_after_its_loop() -> None:
 
 def test_buffers_that_share_storage_are_not_distinguished_by_their_names() -> None:
     """`v` is a view of `a`: to write `a` and read `v` in one kernel would need to know which part it is."""
-    m = Maker()
-    m.buffer("x", 8, kind="input")
-    for name in ("a", "v", "y"):
-        m.buffer(name, 8)
-    (i,) = axes(8)
+    m, i = vectors(8, "x", "a v y")
     m.pointwise("a", (i,), apply("exp", m.load("x", i)))
     m.call("aten.alias.default", ("v",), "a", aliases=("a",))
     m.pointwise("y", (i,), apply("add", m.load("v", i), m.load("x", i)))

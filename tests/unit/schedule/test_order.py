@@ -18,7 +18,7 @@ from polyfuse.schedule.fusion.fuse import link
 from polyfuse.schedule.fusion.space import fresh_axes
 from polyfuse.schedule.fusion.units import call_unit
 from polyfuse.symbolic import symbol
-from schedule_builder import Maker, axes, run, scheduled
+from schedule_builder import Maker, axes, run, scheduled, vectors
 
 
 def chain_of(*nodes: tuple[str, tuple[str, ...]]) -> Maker:
@@ -58,10 +58,7 @@ def test_a_write_follows_the_reads_of_the_version_before() -> None:
 
 
 def test_an_order_edge_keeps_nothing_alive() -> None:
-    m = Maker()
-    m.buffer("x", 4, kind="input")
-    m.buffer("unused", 4)
-    (i,) = axes(4)
+    m, i = vectors(4, "x", "unused")
     m.pointwise("unused", (i,), apply("exp", m.load("x", i)))
     m.pointwise("x", (i,), const(1.0, DType.f32))
     schedule = m.schedule()
@@ -72,10 +69,7 @@ def test_an_order_edge_keeps_nothing_alive() -> None:
 
 def test_an_order_edge_that_a_value_implies_does_not_stop_a_fusion() -> None:
     """The write must follow the first reader, and needs its value too: one kernel."""
-    m = Maker()
-    m.buffer("x", 4, kind="input")
-    m.buffer("a", 4)
-    (i,) = axes(4)
+    m, i = vectors(4, "x", "a")
     m.pointwise("a", (i,), apply("exp", m.load("x", i)))
     m.pointwise("x", (i,), apply("add", m.load("a", i), m.load("x", i)))
     schedule = m.schedule()
@@ -177,10 +171,7 @@ def test_only_what_mutates_an_input_is_left_of_a_graph_without_results() -> None
 
 
 def test_generated_kernels_address_the_one_storage_of_a_mutated_buffer() -> None:
-    m = Maker()
-    m.buffer("x", 4, kind="input")
-    m.buffer("y", 4)
-    (i,) = axes(4)
+    m, i = vectors(4, "x", "y")
     m.pointwise("x", (i,), apply("add", m.load("x", i), const(1.0, DType.f32)))
     m.pointwise("x", (i,), apply("mul", m.load("x", i), const(2.0, DType.f32)))
     m.pointwise("y", (i,), apply("neg", m.load("x", i)))
@@ -193,11 +184,7 @@ def test_generated_kernels_address_the_one_storage_of_a_mutated_buffer() -> None
 
 
 def test_a_second_reader_prevents_writing_in_place() -> None:
-    m = Maker()
-    m.buffer("x", 8, kind="input")
-    for name in ("a", "y", "z"):
-        m.buffer(name, 8)
-    (i,) = axes(8)
+    m, i = vectors(8, "x", "a y z")
     m.pointwise("a", (i,), apply("exp", m.load("x", i)))
     m.pointwise("y", (i,), apply("neg", m.load("a", i)))
     m.pointwise("z", (i,), apply("sin", m.load("a", i)))
@@ -206,11 +193,7 @@ def test_a_second_reader_prevents_writing_in_place() -> None:
 
 
 def test_reading_elsewhere_prevents_writing_in_place() -> None:
-    m = Maker()
-    m.buffer("x", 8, kind="input")
-    m.buffer("a", 8)
-    m.buffer("y", 8)
-    (i,) = axes(8)
+    m, i = vectors(8, "x", "a y")
     m.pointwise("a", (i,), apply("exp", m.load("x", i)))
     m.pointwise("y", (i,), m.load("a", 7 - i))
     assert m.schedule("y", fusion=False).steps[1].inplace == ()
@@ -263,11 +246,7 @@ def test_an_unknown_kind_of_node_is_an_error() -> None:
 
 def test_a_buffer_that_is_changed_where_it_was_made_keeps_its_storage() -> None:
     """All its accesses are in one kernel, but there are two versions of it."""
-    m = Maker()
-    m.buffer("x", 8, kind="input")
-    m.buffer("a", 8)
-    m.buffer("y", 8)
-    (i,) = axes(8)
+    m, i = vectors(8, "x", "a y")
     m.pointwise("a", (i,), apply("exp", m.load("x", i)))
     m.pointwise("a", (i,), apply("add", m.load("a", i), const(1.0, DType.f32)))
     m.pointwise("y", (i,), apply("neg", m.load("a", i)))

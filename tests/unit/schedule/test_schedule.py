@@ -15,7 +15,7 @@ from polyfuse.ir.verifier.verify import verify_kernel
 from polyfuse.schedule import Launch
 from polyfuse.schedule.kernels.aliasing import without_refused
 from polyfuse.symbolic import IndexLike, axis, axis_size, symbol
-from schedule_builder import Maker, axes, run
+from schedule_builder import Maker, axes, run, vectors
 
 
 def softmax_graph(rows: IndexLike, columns: IndexLike) -> Maker:
@@ -140,11 +140,7 @@ def test_sibling_reductions_over_one_input_share_a_kernel() -> None:
 
 
 def test_dead_nodes_go_and_effects_stay() -> None:
-    m = Maker()
-    m.buffer("x", 8, kind="input")
-    m.buffer("dead", 8)
-    m.buffer("y", 8)
-    (i,) = axes(8)
+    m, i = vectors(8, "x", "dead y")
     m.pointwise("dead", (i,), apply("exp", m.load("x", i)))
     m.pointwise("y", (i,), apply("neg", m.load("x", i)))
     m.pointwise("x", (i,), apply("add", m.load("x", i), const(1.0, DType.f32)))
@@ -179,11 +175,7 @@ def test_a_reader_of_a_scattered_buffer_waits_for_all_of_it() -> None:
 
 
 def test_a_dying_input_lends_its_storage() -> None:
-    m = Maker()
-    m.buffer("x", 8, kind="input")
-    m.buffer("a", 8)
-    m.buffer("y", 8)
-    (i,) = axes(8)
+    m, i = vectors(8, "x", "a y")
     m.pointwise("a", (i,), apply("exp", m.load("x", i)))
     m.pointwise("y", (i,), apply("neg", m.load("a", i)))
     schedule = m.schedule("y", fusion=False)
@@ -238,12 +230,7 @@ def test_a_fused_unit_is_the_union_of_its_members() -> None:
     """Members are in program order, whatever the order in which they were fused; arguments are only what
     the outside has or needs.
     """
-    m = Maker()
-    m.buffer("x", 64, kind="input")
-    m.buffer("z", 64, kind="input")
-    for name in ("a", "b", "c", "y"):
-        m.buffer(name, 64)
-    (i,) = axes(64)
+    m, i = vectors(64, "x z", "a b c y")
     m.pointwise("a", (i,), apply("exp", m.load("x", i)))
     m.pointwise("b", (i,), apply("sin", m.load("z", i)))
     m.pointwise("c", (i,), apply("mul", m.load("b", i), m.load("z", i)))

@@ -101,6 +101,27 @@ def test_a_step_takes_none_of_the_steps_around_graphs() -> None:
     assert results[0].grad_fn is results[1].grad_fn
 
 
+def test_a_step_with_a_view_as_result_and_a_buffer_takes_none_either() -> None:
+    def called(x: torch.Tensor, weight: torch.Tensor, count: torch.Tensor) -> Any:
+        count.add_(1)
+        hidden = x.view(2, 2, 6) @ weight  # a view of the matmul of all rows
+        return hidden, hidden.sin().sum()
+
+    compiled: Any = torch.compile(called, backend="polyfuse", options={"strict": True})
+    count, other = torch.zeros(3), torch.zeros(3)
+    for round_ in range(4):
+        args, before = inputs(), count._version
+        with steps_of_torch() as found:
+            got = compiled(*args, count)
+        expected = called(*args, other)
+        torch.testing.assert_close((*got, count), (*expected, other))
+        assert got[0]._base is None and count._version > before
+        with steps_of_torch() as found_backwards:
+            mine = gradients(got, args)
+        torch.testing.assert_close(mine, gradients(expected, args))
+        assert round_ == 0 or not AROUND.intersection((*found, *found_backwards))
+
+
 def test_inference_takes_none_either() -> None:
     compiled = torch.compile(function, backend="polyfuse", options={"strict": True})
     args = [value.detach() for value in inputs()]

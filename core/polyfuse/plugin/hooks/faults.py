@@ -20,6 +20,11 @@ def is_fault(error: BaseException) -> bool:
     return threading.current_thread() is not threading.main_thread()
 
 
+def wrong_answer(answer: object, wanted: str) -> TypeError:
+    """The error over an answer of another type."""
+    return TypeError(f"{'None' if answer is None else f'a {type(answer).__name__}'} is no {wanted}")
+
+
 def as_error(error: BaseException, plugin: str, doing: str) -> Exception:
     """A fault as something to raise that ends no process.
 

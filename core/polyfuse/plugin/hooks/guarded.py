@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar, cast
 import pluggy
 
 from polyfuse.base.errors import BackendError
-from polyfuse.base.text import brief
+from polyfuse.base.text import brief, join_words, nearest
 from polyfuse.plugin.hooks.answers import MUST_ANSWER, checked, parts
 from polyfuse.plugin.hooks.faults import is_fault
 from polyfuse.plugin.hooks.specs import PROJECT
@@ -97,6 +97,18 @@ class GuardedHooks(pluggy.PluginManager):
         self._latest = threading.local()
         self._registering: tuple[object, frozenset[str]] = (None, frozenset())
         super().__init__(PROJECT)
+
+    def check_pending(self) -> None:
+        """Raise `pluggy.PluginValidationError` over a hook that does not exist, with those of like names."""
+        callers = {name: hook for name, hook in vars(self.hook).items() if not name.startswith("_")}
+        prefix = f"{PROJECT}_"  # which would make any two names look alike
+        known = {name.removeprefix(prefix): name for name, hook in callers.items() if hook.has_spec()}
+        for name, hook in callers.items():
+            needed = [impl for impl in hook.get_hookimpls() if not impl.optionalhook]
+            if needed and not hook.has_spec():
+                like = join_words([known[n] for n in nearest(name.removeprefix(prefix), known)], "or")
+                fix = f"did you mean {like}?" if like else "docs/reference/hooks.md lists them all"
+                raise pluggy.PluginValidationError(needed[0].plugin, f"there is no hook {name}; {fix}")
 
     def ask(self, hook: str, without: Iterable[str] = (), **arguments: object) -> Answers:
         """Call a hook, and return its answers with the plugins that gave them.

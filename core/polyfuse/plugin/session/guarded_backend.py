@@ -19,7 +19,7 @@ from polyfuse.base.errors import BackendError, UnsupportedError
 from polyfuse.base.text import brief
 from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.claims import No, Yes
-from polyfuse.plugin.hooks.faults import as_error, is_fault
+from polyfuse.plugin.hooks.faults import as_error, is_fault, wrong_answer
 from polyfuse.plugin.source import HostCall, Source
 from polyfuse.plugin.target_info import TargetInfo
 
@@ -115,7 +115,7 @@ def _is(*kinds: type) -> Callable[[Any], Any]:
 
     def check(answer: Any) -> Any:
         if not isinstance(answer, kinds):
-            raise _wrong(answer, wanted)
+            raise wrong_answer(answer, wanted)
         return answer
 
     return check
@@ -124,31 +124,27 @@ def _is(*kinds: type) -> Callable[[Any], Any]:
 def _two_numbers(answer: Any) -> Any:
     """A check that an answer is a pair of integers."""
     if not isinstance(answer, tuple) or [type(n) for n in answer] != [int, int]:
-        raise _wrong(answer, "a pair of int")
+        raise wrong_answer(answer, "a pair of int")
     return answer
-
-
-def _wrong(answer: object, wanted: str) -> TypeError:
-    return TypeError(f"{'None' if answer is None else f'a {type(answer).__name__}'} is no {wanted}")
 
 
 def _configs(answer: Any) -> Sequence[Config]:
     found = tuple(answer) if isinstance(answer, Sequence) else None
     if found is None or not all(isinstance(config, Config) for config in found):
-        raise _wrong(answer, "sequence of Config")
+        raise wrong_answer(answer, "sequence of Config")
     return found
 
 
 def _mapping(answer: Any) -> Mapping[Any, Any]:
     if not isinstance(answer, Mapping):
-        raise _wrong(answer, "mapping")
+        raise wrong_answer(answer, "mapping")
     return dict(answer)
 
 
 def _texts(answer: Any) -> Mapping[str, str]:
     found = _mapping(answer)
     if not all(isinstance(text, str) for pair in found.items() for text in pair):
-        raise _wrong(answer, "mapping of texts to texts")
+        raise wrong_answer(answer, "mapping of texts to texts")
     return found
 
 
@@ -156,7 +152,7 @@ def _launchables(answer: Any) -> Mapping[str, Any]:
     found = _mapping(answer)
     for launchable in found.values():
         if not callable(launchable):
-            raise _wrong(launchable, "launchable, since it cannot be called")
+            raise wrong_answer(launchable, "launchable, since it cannot be called")
     return found
 
 

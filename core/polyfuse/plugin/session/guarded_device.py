@@ -20,7 +20,7 @@ import torch
 
 from polyfuse.base.log import warn_once
 from polyfuse.base.text import brief
-from polyfuse.plugin.hooks.faults import as_error, is_fault
+from polyfuse.plugin.hooks.faults import as_error, is_fault, wrong_answer
 from polyfuse.plugin.session.guarded_parts import (
     FaultReporter,
     GuardedContext,
@@ -174,10 +174,6 @@ def _method(kind: type[Device], name: str, row: Method) -> Callable[..., Any]:
 # What answers must be.
 
 
-def _wrong(answer: object, wanted: str) -> TypeError:
-    return TypeError(f"{'None' if answer is None else f'a {type(answer).__name__}'} is no {wanted}")
-
-
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -192,7 +188,7 @@ def _is(*kinds: type, least: float | None = None) -> Callable[..., Any]:
 
     def check(device: Device, answer: Any, *_: object, **__: object) -> Any:
         if not isinstance(answer, kinds) or (isinstance(answer, bool) and bool not in kinds):
-            raise _wrong(answer, wanted)
+            raise wrong_answer(answer, wanted)
         if _is_number(answer) and least is not None and not (math.isfinite(answer) and answer >= least):
             raise TypeError(f"{answer} is out of range")
         return answer
@@ -202,7 +198,7 @@ def _is(*kinds: type, least: float | None = None) -> Callable[..., Any]:
 
 def _something(device: Device, answer: Any, *_: object, **__: object) -> Any:
     if answer is None or type(answer) is object or isinstance(answer, (list, dict)):
-        raise _wrong(answer, "answer")
+        raise wrong_answer(answer, "answer")
     return answer
 
 
@@ -213,7 +209,7 @@ def _numbers(wanted: type) -> Callable[..., Any]:
         if answer is None and wanted is MemoryStatistics:
             return None
         if not isinstance(answer, wanted):
-            raise _wrong(answer, wanted.__name__)
+            raise wrong_answer(answer, wanted.__name__)
         for field in fields(answer):  # type: ignore[arg-type]
             value = getattr(answer, field.name)
             right = isinstance(value, str) if field.name == "name" else _is_number(value) and value >= 0
@@ -231,7 +227,7 @@ def _shown(value: object) -> str:
 
 def _limits(device: Device, answer: Any) -> Limits:
     if not isinstance(answer, Limits):
-        raise _wrong(answer, "Limits")
+        raise wrong_answer(answer, "Limits")
     if not isinstance(answer.missing, Set) or not all(isinstance(d, torch.dtype) for d in answer.missing):
         raise TypeError("its field missing is no set of element types")
     if not isinstance(answer.most_elements, int) or answer.most_elements < 0:
@@ -241,7 +237,7 @@ def _limits(device: Device, answer: Any) -> Limits:
 
 def _switches(device: Device, answer: Any) -> Mapping[str, object]:
     if not isinstance(answer, Mapping):
-        raise _wrong(answer, "mapping")
+        raise wrong_answer(answer, "mapping")
     found = dict(answer)
     if not all(isinstance(name, str) for name in found):
         raise TypeError("a name of a switch is no text")
@@ -263,7 +259,7 @@ def _function(name: str, is_right: Callable[[Any], bool]) -> Callable[..., Any]:
 
     def check(device: Device, answer: Any, *args: Any, **kwargs: Any) -> Any:
         if not callable(answer):
-            raise _wrong(answer, "function")
+            raise wrong_answer(answer, "function")
         if not _brought(device, name):
             return answer
         usual = partial(getattr(Device, name), device, *args, **kwargs)
@@ -275,7 +271,7 @@ def _function(name: str, is_right: Callable[[Any], bool]) -> Callable[..., Any]:
 def _context(name: str) -> Callable[..., Any]:
     def check(device: Device, answer: Any, *args: Any, **kwargs: Any) -> Any:
         if not (hasattr(answer, "__enter__") and hasattr(answer, "__exit__")):
-            raise _wrong(answer, "context")
+            raise wrong_answer(answer, "context")
         return GuardedContext(answer, _trouble(device), name) if _brought(device, name) else answer
 
     return check
@@ -286,7 +282,7 @@ def _event(device: Device, answer: Any) -> Any:
         return _something(device, answer)
     for part in ("record", "synchronize", "elapsed_time"):
         if not callable(getattr(answer, part, None)):
-            raise _wrong(answer, f"event: it has no method `{part}`")
+            raise wrong_answer(answer, f"event: it has no method `{part}`")
     return GuardedEvent(answer, _trouble(device))
 
 
@@ -295,7 +291,7 @@ def _recorder(device: Device, answer: Any, index: int | None = None) -> Any:
         return None
     for part in ("new_pool", "is_recording", "follow", "record"):
         if not callable(getattr(answer, part, None)):
-            raise _wrong(answer, f"recorder: it has no method `{part}`")
+            raise wrong_answer(answer, f"recorder: it has no method `{part}`")
     return GuardedRecorder(answer, _trouble(device), partial(device.synchronize, index))
 
 

@@ -11,7 +11,7 @@ import torch
 
 from polyfuse.base.errors import BackendError
 from polyfuse.base.text import brief
-from polyfuse.plugin.hooks.faults import as_error, is_fault
+from polyfuse.plugin.hooks.faults import as_error, is_fault, wrong_answer
 
 if TYPE_CHECKING:
     from polyfuse.runtime.devices.graphs import Program
@@ -174,7 +174,7 @@ class GuardedRecorder:
         try:
             found = _or_error(self._trouble, "recorder().is_recording", self._inner.is_recording)
             if not isinstance(found, bool):
-                raise TypeError(f"{'None' if found is None else f'a {type(found).__name__}'} is no bool")
+                raise wrong_answer(found, "bool")
             return found
         except (BackendError, TypeError) as error:
             self._trouble.note(error.__cause__ or error, "recorder().is_recording")

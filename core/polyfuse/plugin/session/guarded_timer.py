@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from polyfuse.base.errors import BackendError
 from polyfuse.base.text import brief
-from polyfuse.plugin.hooks.faults import is_fault
+from polyfuse.plugin.hooks.faults import is_fault, wrong_answer
 from polyfuse.plugin.timing import Timer
 
 
@@ -52,7 +52,7 @@ class GuardedTimer(Timer):
                     raise
                 raise BackendError(f"it wanted to end the process ({brief(error)})") from error
             if isinstance(found, bool) or not isinstance(found, (int, float)):
-                raise TypeError(f"{'None' if found is None else f'a {type(found).__name__}'} is no time")
+                raise wrong_answer(found, "time")
             if not (math.isfinite(found) and found >= 0):
                 raise ValueError(f"{found} milliseconds is no time")
             return float(found)

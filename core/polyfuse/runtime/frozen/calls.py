@@ -146,8 +146,10 @@ class CheckedCall(FrozenCall):
         seen = self._seen.get(number)
         if seen is None or not seen.is_current((parameter,)):
             with self._lock:
-                for key in [key for key in self._known if key[0] == number]:
-                    del self._known[key]
+                # a copy, made at once: other threads take out what belongs to parameters that go
+                for key in list(self._known):
+                    if key[0] == number:
+                        self._known.pop(key, None)
                 self._look(parameter)
         elif isinstance(seen, _Products) and parameter.device.type == "cpu" and checksum() is not None:
             with self._lock:

@@ -192,7 +192,7 @@ def _uncopyable(facts: GraphFacts, tensor: torch.Tensor) -> str:
     """Why an input cannot be copied into a buffer of a recording; empty if it can."""
     if tensor.device != torch.device(facts.device):
         return f"is on {tensor.device}"
-    if has_overlaps(tensor):
+    if has_overlaps(tensor.shape, tensor.stride()):
         return "has elements that share memory"
     if tensor.is_conj() or tensor.is_neg():
         return "is a lazily conjugated or negated tensor"

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.flex.call import Written
+from polyfuse.flex.problem import Array, Blocks, Problem
 from polyfuse.symbolic import python_text
-from polyfuse_cuda.flex.call import Written
-from polyfuse_cuda.flex.problem import Array, Blocks, Problem
+from polyfuse_cutlass.attention.lines import line_of, line_text
 from polyfuse_cutlass.attention.scores import function_text, mask_text
 from polyfuse_cutlass.attention.text import AttentionText, check_copied, check_pairs, multiplication
 from polyfuse_cutlass.attention.tiles import Tiles, tiles_of
@@ -27,19 +28,23 @@ def forward_source(
 
     Raises `UnsupportedError` for what the copy engine cannot fetch, or functions that CUDA does not have.
     """
-    tiles = tiles_of(problem)
+    line = line_of(problem) is not None
+    waits = line or problem.is_plain
+    tiles = tiles_of(problem, waits)
     check_copied(operands)
     check_pairs(results[:1])
     if problem.values % 2:
         raise UnsupportedError("values of an odd length are not stored in pairs")
     text = AttentionText(problem, (*operands, *results), results, lists)
+    numbers = {"VALUES": tiles.values, "TAKEN": problem.values}
     parts = [
-        *text.constants(tiles, {"VALUES": tiles.values, "TAKEN": problem.values}, {}),
+        *text.constants(tiles, numbers, {"LINE": line}, waits),
         device_text("attention_coord.cuh"),
         *text.args(),
         *_coordinates(text, operands),
         *text.steps(problem.query_block, problem.key_block, tiles.keys, "KEYS", "key_count"),
         function_text(problem, "changed", problem.score, text.names, text.sizes),
+        line_text(problem, text.names, text.sizes),
         mask_text(problem, text.names, text.sizes),
         *_stores(text, results),
         multiplication("multiply_scores", tiles.keys, problem, (False, False)),

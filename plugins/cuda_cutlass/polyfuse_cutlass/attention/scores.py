@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.flex.problem import AXES, GRADIENT, SCORE, Problem, statements
 from polyfuse.ir.expr import Expr, loads
 from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.statements import Cast, Compute, Constant, IndexValue, Load, Statement
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, bounds
-from polyfuse_cuda.flex.problem import AXES, GRADIENT, SCORE, Problem, statements
 from polyfuse_cutlass.codegen.ops import cast_text, literal, operation_text, unsupported_op
 from polyfuse_cutlass.codegen.text import index_text
 
@@ -34,10 +34,13 @@ def reads_score(problem: Problem) -> bool:
     return problem.gradient is not None and any(read.buffer == SCORE for read in loads(problem.gradient))
 
 
-def factors(problem: Problem) -> str:
-    """Constants: the scale of the scores, and what makes changed scores those of base two."""
-    factor = math.log2(math.e) * (problem.scale if problem.is_plain else 1)
-    return f"constexpr f32 SCALE = {problem.scale!r}f, FACTOR = {factor!r}f;"
+def factors(problem: Problem, waits: bool) -> str:
+    """Constants: the scale of the scores, which `waits` for the factor that makes changed scores those of
+    base two or does not, and these factors.
+    """
+    binary = math.log2(math.e)
+    factor = binary * (problem.scale if waits else 1)
+    return f"constexpr f32 SCALE = {problem.scale!r}f, BINARY = {binary!r}f, FACTOR = {factor!r}f;"
 
 
 def mask_text(problem: Problem, arrays: Mapping[str, str], sizes: Mapping[str, str]) -> str:
@@ -72,14 +75,13 @@ def function_text(
     }
     # indices are not negative, which the compiler cannot know
     lines = [f"  __builtin_assume({axis} >= 0);" for axis in AXES]
-    ranges: dict[str, tuple[int, int] | None] = {}
+    small = small_integers(found)
     for stmt in found:
         (target,) = stmt.targets
         types[target] = stmt.dtype
         text = _text(stmt, given, types, arrays, sizes, problem.is_fast)
-        if isinstance(stmt, Cast) and not stmt.bitwise and stmt.dtype is DType.f32 and ranges.get(stmt.arg):
+        if isinstance(stmt, Cast) and not stmt.bitwise and stmt.dtype is DType.f32 and small.get(stmt.arg):
             text = f"small_float({given[stmt.arg]})"
-        ranges[target] = _range(stmt, ranges)
         lines.append(f"  const {stmt.dtype.value} {given[target]} = {text};")
     score = f"f32 {SCORE}, " if root.dtype is DType.f32 else ""
     score += f"f32 {GRADIENT}, " if gradient else ""
@@ -91,6 +93,15 @@ def function_text(
             "}",
         ]
     )
+
+
+def small_integers(found: Iterable[Statement]) -> Mapping[str, tuple[int, int] | None]:
+    """The bounds of integers that follow from a score's indices and are exact as f32; None for others."""
+    ranges: dict[str, tuple[int, int] | None] = {}
+    for stmt in found:
+        (target,) = stmt.targets
+        ranges[target] = _range(stmt, ranges)
+    return ranges
 
 
 def _range(stmt: Statement, known: Mapping[str, tuple[int, int] | None]) -> tuple[int, int] | None:

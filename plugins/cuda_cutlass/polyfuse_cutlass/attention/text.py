@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.flex.call import Written
+from polyfuse.flex.problem import Array, Blocks, Problem, arguments_of
 from polyfuse.kit import is_multiple
 from polyfuse.plugin import Source
 from polyfuse.symbolic import IndexLike, is_equal, python_text
-from polyfuse_cuda.flex.call import Written
-from polyfuse_cuda.flex.problem import Array, Blocks, Problem, arguments_of
 from polyfuse_cutlass.attention.scores import factors, reads_memory
 from polyfuse_cutlass.attention.tiles import ENDLESS, LANES, BackwardTiles, Tiles
 from polyfuse_cutlass.build.meta import KernelMeta, MetaArg, TensorMap
@@ -76,9 +76,13 @@ class AttentionText:
         return Written(source, tuple(a.name for a in self.arrays), tuple(self.symbols.values()))
 
     def constants(
-        self, tiles: Tiles | BackwardTiles, numbers: Mapping[str, int], truths: Mapping[str, bool]
+        self,
+        tiles: Tiles | BackwardTiles,
+        numbers: Mapping[str, int],
+        truths: Mapping[str, bool],
+        waits: bool,
     ) -> list[str]:
-        """Definitions that both kernels have, with more `numbers` and `truths`."""
+        """Definitions that both kernels have, with more `numbers` and `truths`; `waits` as for `factors`."""
         p = self.problem
         shared = {
             "GROUPS": tiles.groups,
@@ -91,14 +95,14 @@ class AttentionText:
             "CONSUMER_REGISTERS": tiles.registers[1],
         }
         facts = {
-            "CHANGES": not p.is_plain,
+            "CHANGES": not waits,
             "MASKS": p.mask is not None,
             "READS": reads_memory(p),
             "ROWS_FIT": is_multiple(p.queries, tiles.rows),
             "KEYS_FIT": is_multiple(p.keys, tiles.keys),
         }
         types = {"Element": p.dtype.value}
-        return [*constants({**shared, **numbers}, {**facts, **truths}, types), factors(p)]
+        return [*constants({**shared, **numbers}, {**facts, **truths}, types), factors(p, waits)]
 
     # --- arguments -----------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.flex.problem import Problem
 from polyfuse.ir.types import DType
-from polyfuse_cuda.flex.problem import Problem
 
 ENDLESS = 1 << 24
 """Side of a block that covers all there is: where there is no mask."""
@@ -88,16 +88,16 @@ class BackwardTiles:
         )
 
 
-def tiles_of(problem: Problem) -> Tiles:
-    """Tiles that divide the blocks of the mask.
+def tiles_of(problem: Problem, waits: bool) -> Tiles:
+    """Tiles that divide the blocks of the mask; `waits` says whether the scores' factor waits for weights.
 
     Raises `UnsupportedError` where a block would mostly wait.
     """
     _check_rows(problem)
     depth, values = (-(-n // LANES) * LANES for n in (problem.depth, problem.values))
     free = problem.query_block >= ENDLESS and problem.key_block >= ENDLESS
-    # where scores are changed, registers of three groups do not suffice
-    groups = 3 if free and problem.is_plain and max(depth, values) <= LANES else 2
+    # where scores are changed one by one, registers of three groups do not suffice
+    groups = 3 if free and waits and max(depth, values) <= LANES else 2
     keys = 128 if max(depth, values + LANES) <= 192 else 64
     _check_blocks(problem, groups * _GROUP_ROWS, keys)
     return Tiles(groups, keys, depth, values)

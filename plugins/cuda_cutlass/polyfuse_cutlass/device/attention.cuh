@@ -40,39 +40,55 @@ PF_INLINE void produce(const Args& args, const TensorMap* queries, const TensorM
 }
 
 struct Softmax {
-  f32 top[2], total[2], share[2];
+  f32 top[2], total[2], share[2];  // by which share earlier sums shrink
 
-  // Changes scores to weights of base two, and says by how much earlier sums shrink.
-  template <bool FIRST> PF_INLINE void weigh(Scores& s) {
+  // Changes scores to weights of base two. What a row has in common, `shift`, is added to its greatest score instead.
+  template <bool FIRST> PF_INLINE void weigh(Scores& s, const f32 (&shift)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      f32 most = FIRST ? minus_infinity() : top[r];
+      f32 most = LINE || FIRST ? minus_infinity() : top[r];
 #pragma unroll
       for (int i = 0; i < KEYS / 8; ++i) most = fmaxf(most, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+      if (LINE) most = most * FACTOR + shift[r];
       most = fmaxf(most, __shfl_xor_sync(FULL, most, 1));
       most = fmaxf(most, __shfl_xor_sync(FULL, most, 2));
+      if (LINE && !FIRST) most = fmaxf(most, top[r]);
       // a row of which nothing counts yet
-      const f32 base = most == minus_infinity() ? 0 : most * FACTOR;
-      if (!FIRST) share[r] = quick_exp2(top[r] * FACTOR - base);
+      const f32 base = most == minus_infinity() ? 0 : binary(most);
+      if (!FIRST) share[r] = quick_exp2(binary(top[r]) - base);
       top[r] = most;
+      const f32 from = LINE ? base - shift[r] : base;
       f32 sum[2] = {0, 0};
 #pragma unroll
       for (int i = 0; i < KEYS / 8; ++i)
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           f32& x = s[4 * i + 2 * r + j];
-          x = quick_exp2(x * FACTOR - base);
+          x = quick_exp2(x * FACTOR - from);
           sum[j] += x;
         }
       total[r] = FIRST ? sum[0] + sum[1] : total[r] * share[r] + (sum[0] + sum[1]);
     }
   }
+  // A greatest score as one of base two.
+  static PF_INLINE f32 binary(f32 most) { return LINE ? most : most * FACTOR; }
 };
 
-// Changes a tile's scores as the user's functions say. Those that do not count become minus infinity.
-PF_INLINE void change(const Args& args, Scores& s, const Coord& at, int row, Tile tile, int column) {
+// Changes a tile's scores as the user's functions say, without what `shift` has of all in a row. Those that do not
+// count become minus infinity.
+PF_INLINE void change(const Args& args, Scores& s, f32 (&shift)[2], const Coord& at, int row, Tile tile, int column) {
   const int last_row = query_count(args) - 1, last = key_count(args) - 1;
   const int m[2] = {inside<ROWS_FIT>(row, last_row), inside<ROWS_FIT>(row + 8, last_row)}, n0 = tile.first() + column;
+  if constexpr (LINE) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const f32 steep = steepness(args, 0, at.batch, at.head, m[r], 0);
+      shift[r] = (start(args, 0, at.batch, at.head, m[r], 0) + steep * n0) * BINARY;
+      const f32 step = steep * (1 / SCALE);
+#pragma unroll
+      for (int i = 0; i < KEYS / 4; ++i) s[i / 2 * 4 + 2 * r + i % 2] += step * (i / 2 * 8 + i % 2);
+    }
+  }
   if constexpr (CHANGES) {
 #pragma unroll
     for (int i = 0; i < KEYS / 2; ++i)
@@ -106,6 +122,7 @@ PF_INLINE void consume(const Args& args, u32 query_bar, u32 query, Ring key, Rin
   const u32 mine = query + group * (64 * ROW_BYTES);
   Softmax softmax;
   Sums sum;
+  f32 shift[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < VALUES / 2; ++i) sum[i] = 0;
   softmax.top[0] = softmax.top[1] = minus_infinity();
@@ -126,8 +143,8 @@ PF_INLINE void consume(const Args& args, u32 query_bar, u32 query, Ring key, Rin
       keep(s);
       release(key);
       key.next();
-      change(args, s, at, row, tile, column);
-      softmax.weigh<true>(s);
+      change(args, s, shift, at, row, tile, column);
+      softmax.weigh<true>(s, shift);
       round_weights(s, p);
     }
     for (int j = 1; j < all; ++j) {
@@ -148,8 +165,8 @@ PF_INLINE void consume(const Args& args, u32 query_bar, u32 query, Ring key, Rin
       keep(s);
       release(key);
       key.next();
-      change(args, s, at, row, tile, column);
-      softmax.weigh<false>(s);
+      change(args, s, shift, at, row, tile, column);
+      softmax.weigh<false>(s, shift);
       wgmma_wait<0>();
       keep(sum);
       keep(p);
@@ -177,7 +194,7 @@ PF_INLINE void consume(const Args& args, u32 query_bar, u32 query, Ring key, Rin
     const f32 whole = total == 0 ? 1 : total, inverse = 1 / whole;
     const int m = row + 8 * r;
     if (m >= query_count(args)) continue;
-    if (lane % 4 == 0) finish_row(args, at, m, softmax.top[r] * FACTOR, logarithm(whole));
+    if (lane % 4 == 0) finish_row(args, at, m, Softmax::binary(softmax.top[r]), logarithm(whole));
 #pragma unroll
     for (int i = 0; i < VALUES / 8; ++i) {
       const u32 pair = pair_of<Element>(sum[4 * i + 2 * r] * inverse, sum[4 * i + 2 * r + 1] * inverse);
