@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from polyfuse.flex.call import Written
+from polyfuse.flex.problem import GRADIENT, SCORE, Array, Blocks, Problem, score_axes
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import symbol
-from polyfuse_cuda.flex.call import Written
-from polyfuse_cuda.flex.problem import GRADIENT, SCORE, Array, Blocks, Problem, score_axes
 from polyfuse_cutlass.attention.backward import Totals, backward_source
 from polyfuse_cutlass.attention.forward import forward_source
 from polyfuse_cutlass.attention.tiles import backward_tiles_of

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.nn.attention import flex_attention as flex
 
+from polyfuse.flex.call import Written
 from polyfuse.plugin import Expected
-from polyfuse_cuda.flex.call import Written
 from polyfuse_cutlass.attention import lowering
 from polyfuse_cutlass.attention.backward import Totals
 from polyfuse_cutlass.attention.tiles import LANES, BackwardTiles

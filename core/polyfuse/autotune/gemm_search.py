@@ -16,6 +16,7 @@ from polyfuse.autotune.candidate import (
     request_kernel,
 )
 from polyfuse.autotune.gemm_candidates import GeneratedGemm, TunableCall
+from polyfuse.autotune.pruning import first_few, promising
 from polyfuse.autotune.search import TuningTask
 from polyfuse.autotune.segments import Operands, Segment, around, node_names, segment
 from polyfuse.autotune.tuner import Tuner
@@ -103,14 +104,15 @@ class GemmTask(TuningTask):
         return programs
 
     def neighbours(self, best: CandidateProgram) -> Sequence[CandidateProgram]:
-        """What differs from a backend's best in one decision."""
+        """What else a backend offers that does well, and what differs from its best in one decision."""
         if best.backend is None or best.config is None:
             return ()
         own = self._implementations[best.candidate.implementation]
         assert own.main is not None and own.generated is not None
         kernel = own.main.kernel
+        offered = self._tuner.configs(best.backend, kernel)
         around = self._tuner.neighbours(best.backend, kernel, best.config)
-        near = (*self._tuner.configs(best.backend, kernel), *around)
+        near = promising(best.backend, kernel, best.config, (*offered, *around))
         wanted = [Candidate(own.name, config) for config in near]
         # what does well alone does so with reductions in its epilogue, and the other way round
         wanted += [
@@ -158,7 +160,8 @@ class GemmTask(TuningTask):
             return (None,)
         if not self._tuner.takes_part(own.generated.backend, own.main.kernel):
             return ()
-        found = self._tuner.configs(own.generated.backend, own.main.kernel) or (None,)
+        backend, kernel = own.generated.backend, own.main.kernel
+        found = first_few(backend, kernel, self._tuner.configs(backend, kernel)) or (None,)
         # of a variant of what is tried anyway, more only where it does well
         return found[:1] if own.generated.removed or own.generated.reductions else found
 

@@ -23,6 +23,12 @@ _log = get_logger("autotune")
 
 # What is guessed to take longer than the best guess by more than this is not built: guesses are rough.
 _HOPELESS = 2.0
+# Of a backend's ranking, so many are built at first.
+_FIRST = 4
+# Around the best, what is guessed to take longer than it by more than this is not built, and not more than so
+# many: each takes a second of a CPU, and the best of the first few is near all others.
+_PROMISING = 1.1
+_MOST_PROMISING = 8
 
 
 def worth_building(backend: Backend, kernel: Kernel, configs: Sequence[Config], most: int) -> list[Config]:
@@ -37,6 +43,26 @@ def worth_building(backend: Backend, kernel: Kernel, configs: Sequence[Config], 
     limit = _HOPELESS * min(known)
     ranked = sorted(range(1, len(found)), key=lambda i: known[i])
     return [found[0], *(found[i] for i in ranked if known[i] <= limit)][:most]
+
+
+def first_few(backend: Backend, kernel: Kernel, configs: Sequence[Config]) -> Sequence[Config]:
+    """The configurations of a first round, of those that `worth_building` ranked: what follows is built where
+    one of these does well. All, where the backend has no estimate of one.
+    """
+    few = configs[:_FIRST]
+    return configs if None in guesses(backend, kernel, few) else few
+
+
+def promising(backend: Backend, kernel: Kernel, best: Config, configs: Sequence[Config]) -> Sequence[Config]:
+    """What the backend estimates to be about as fast as the best so far, likeliest first. All, where it has
+    no estimate of one.
+    """
+    found = [config for config in dict.fromkeys(configs) if config != best]
+    own, *known = guesses(backend, kernel, [best, *found])
+    ranked = [(guess, n) for n, guess in enumerate(known) if guess is not None]
+    if own is None or len(ranked) < len(found):
+        return found
+    return [found[n] for guess, n in sorted(ranked) if guess <= _PROMISING * own][:_MOST_PROMISING]
 
 
 def guesses(backend: Backend, kernel: Kernel, configs: Sequence[Config]) -> list[float | None]:

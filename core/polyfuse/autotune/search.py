@@ -42,7 +42,7 @@ _GAIN = 0.98
 # The search also goes around another backend's fastest candidate, if it is at most this much slower.
 _RIVAL = 1.1
 # Around a generated candidate slower than the fastest by more than this, there is nothing to find.
-_NEAR = 1.3
+_NEAR = 1.15
 
 
 @dataclass(frozen=True)

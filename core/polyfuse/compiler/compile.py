@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,9 @@ from polyfuse.torch_compat.tracing.dynamo import (
 )
 
 if TYPE_CHECKING:
+    from torch.fx import Node
+
+    from polyfuse.compiler.offered_rewrites import OfferedRewrites
     from polyfuse.frontend.graph import AtenGraph, BoxedCallable
     from polyfuse.frontend.rewrites.tools import Rewriting
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
@@ -110,11 +114,6 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
         graph_cache.note(compiled)
         return compiled
 
-    def more(state: Rewriting) -> Sequence[tuple[str, int]]:
-        from polyfuse.compiler.offered_rewrites import OfferedRewrites
-
-        return OfferedRewrites(session.extensions)(state)
-
     with (
         compiling_for_others(),
         compile_lock(session) as lock,
@@ -126,7 +125,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
             example_inputs,
             inner=inner,
             settings=session.settings,
-            more=more,
+            more=_Offered(session),
             channels_last=session.wants_channels_last,
             reads_narrow=session.reads_narrow,
             elementwise=session.extensions.is_elementwise,
@@ -135,6 +134,28 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
         )
         graph_cache.count_outcome()
     return compiled
+
+
+@dataclass(frozen=True)
+class _Offered:
+    """What plugins offer to rewriting. It is imported when a graph is rewritten: one that is found needs none
+    of it.
+    """
+
+    session: CompileSession
+
+    def __call__(self, state: Rewriting) -> Sequence[tuple[str, int]]:
+        return self._rewrites(state)
+
+    def lowers(self, state: Rewriting, node: Node) -> bool:
+        """Whether a plugin offers a lowering that takes a call."""
+        return self._rewrites.lowers(state, node)
+
+    @property
+    def _rewrites(self) -> OfferedRewrites:
+        from polyfuse.compiler.offered_rewrites import OfferedRewrites
+
+        return OfferedRewrites(self.session.extensions)
 
 
 def _left_to_eager(gm: Any, shared: SharedInputs | None) -> tuple[str, str]:

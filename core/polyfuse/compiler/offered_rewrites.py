@@ -44,9 +44,16 @@ class OfferedRewrites:
                     counts[name] = counts.get(name, 0) + self._apply(offer, device_type, packing)
         return tuple(counts.items())
 
-    def lowers(self, device_type: str, name: str) -> bool:
-        """Whether a plugin offers a lowering of an operator on a type of device."""
-        return name in self.extensions.lowerings(device_type)
+    def lowers(self, state: Rewriting, node: Node) -> bool:
+        """Whether a plugin offers a lowering that takes a call. One that raises takes none."""
+        for offer in self.extensions.lowerings(_device_type(node)).get(ops.op_name(node.target), ()):
+            try:
+                if offer.item.takes is None or offer.item.takes(state.settings, node):
+                    return True
+            except BaseException as error:
+                if not is_fault(error):
+                    raise
+        return False
 
     def _apply(self, offer: Offered[Rewrite], device_type: str, packing: Packing) -> int:
         count, state = 0, packing.state

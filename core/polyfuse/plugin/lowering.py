@@ -40,6 +40,8 @@ class Lowering:
         elementwise: each element of its result follows from that of its first argument, in whose order the
             result lies; so that layouts may be chosen around an operator that is not torch's.
         stores: positions of tensor arguments it reads at many or data-dependent indices: stored before it.
+        takes: ``takes(settings, node)``: whether it computes a traced call, as far as that is known before
+            the graph is lowered; None: any. Rewrites that spell an operator out leave such calls alone.
     """
 
     function: Callable[..., Any]
@@ -48,6 +50,7 @@ class Lowering:
     passes: int = 1
     stores: tuple[int, ...] = ()
     elementwise: bool = False
+    takes: Callable[[Settings, TracedNode], bool] | None = None
 
 
 class TensorValue(Protocol):

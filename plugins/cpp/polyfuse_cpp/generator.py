@@ -22,9 +22,10 @@ from polyfuse_cpp.loops.group import distinct_parts, grouped_text
 from polyfuse_cpp.loops.kernel import kernel_text
 from polyfuse_cpp.loops.ops import unsupported_op
 from polyfuse_cpp.loops.reductions import KINDS
+from polyfuse_cpp.matmul.groups.stored import reads_stored
 from polyfuse_cpp.matmul.paths import configs_of, plan_of
 from polyfuse_cpp.matmul.plans import matmul_plans, nearby_plans, plan_seconds
-from polyfuse_cpp.matmul.problem import has_matmul, matmul_of
+from polyfuse_cpp.matmul.problem import FEW_PIXELS, has_matmul, matmul_of
 from polyfuse_cpp.matmul.split_k import matmul_text
 from polyfuse_cpp.matmul.tiled.padded import SMALL_WEIGHT, pixels_of
 from polyfuse_cpp.matmul.tiled.turned import lies_along_depth, may_turn
@@ -82,10 +83,8 @@ _FEWEST_PIXELS = 4
 """Pixels from which on a kernel for a convolution of all channels under a window is as fast as a library."""
 _SEVERAL = 2
 """The same of groups of channels, and over space and time; of a window of 1x1, one is enough."""
-_FEW_PIXELS, _SMALL_WEIGHT = 32, 1 << 16
-"""Pixels up to which a weight of at most so many elements is better packed at each call than compared with
-what it was.
-"""
+_SMALL_WEIGHT = 1 << 16
+"""Elements of a weight that, up to `FEW_PIXELS`, is better packed at each call than compared."""
 _PACKED_PIXELS = range(16, 1025)
 """Pixels under windows of 1x1 whose weight is better packed once than at each call, with `freezing`: fewer
 read it as it is, and more do not notice.
@@ -297,8 +296,10 @@ def prepacks(matmul: Reduction, hints: Mapping[str, int], isa: Isa, threads: int
         channels = axis_size(matmul.axes[1])
         fills = isinstance(channels, int) and channels % (2 * isa.lanes) == 0
         return fills and isa.register_bytes >= 32 and pixels in _PACKED_PIXELS
+    if not grouped and pixels > FEW_PIXELS and reads_stored(matmul, isa):
+        return False
     weight = prod(axis_size(a) for a in matmul.raxes) * axis_size(matmul.axes[1])
-    return grouped or pixels > _FEW_PIXELS or not isinstance(weight, int) or weight > _SMALL_WEIGHT
+    return grouped or pixels > FEW_PIXELS or not isinstance(weight, int) or weight > _SMALL_WEIGHT
 
 
 def _pixels(matmul: Reduction, hints: Mapping[str, int]) -> tuple[int, bool]:

@@ -58,13 +58,13 @@ def polyfuse_choices(device_type: str) -> Sequence[Choice]:
 
 @hookimpl
 def polyfuse_lowerings(device_type: str) -> Mapping[str, object]:
-    """Bring attention in matrix registers, and compute in single precision what the library gets wrong."""
+    """Bring attention in tiles, and compute in single precision what the library gets wrong."""
     if device_type != "cpu":
         return {}
-    from polyfuse_cpp.attention.lowering import LOWERINGS
+    from polyfuse_cpp.attention import flex, lowering
     from polyfuse_cpp.onednn import wrong_results
 
-    return {**LOWERINGS, **wrong_results.LOWERINGS}
+    return {**lowering.LOWERINGS, **flex.LOWERINGS, **wrong_results.LOWERINGS}
 
 
 @hookimpl

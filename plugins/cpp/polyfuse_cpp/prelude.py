@@ -46,7 +46,9 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "matmul": ("tile", "interleave", "kernel", "reduce"),
     "pairs": ("matmul",),
     "nibbles": ("matmul",),
-    "attention": ("pairs", "math_f32"),
+    "attention_call": ("pairs", "math_f32"),
+    "attention": ("attention_call",),
+    "flex": ("attention",),
     "taps": (),
 }
 """Optional headers in printing order, each with the headers it needs."""

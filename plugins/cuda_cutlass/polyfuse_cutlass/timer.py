@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from polyfuse.plugin import Device, Timer
 
-_BUDGET_MS: Final = 25.0
+_BUDGET_MS: Final = 12.0
 _FEWEST, _MOST = 8, 100
 _LEAST_FLUSH: Final = 64 << 20
 _MARGIN: Final = 2.0

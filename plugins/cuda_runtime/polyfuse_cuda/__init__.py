@@ -8,7 +8,6 @@
 | `toolchain` | where nvcc, ptxas and NVRTC are, and running nvcc |
 | `nvrtc` | CUDA's compiler as a library |
 | `template` | calls of kernels whose frame is written by hand |
-| `flex` | what a call of flexible attention computes |
 
 It is no plugin: it has no manifest, knows no backend, and imports nothing of them.
 """

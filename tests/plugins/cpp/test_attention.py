@@ -23,8 +23,8 @@ from polyfuse.checking import tally
 from polyfuse.checking.records import Records
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.runtime import profile
+from polyfuse_cpp.attention import built, lowering
 from polyfuse_cpp.attention import kernel as kernels
-from polyfuse_cpp.attention import lowering
 from polyfuse_cpp.attention.expected import Form
 from polyfuse_cpp.attention.kernel import AttentionKernel, attention_kernel, attention_source
 from polyfuse_cpp.backend import CppBackend
@@ -561,7 +561,7 @@ def test_a_kernel_that_cannot_be_built_is_the_library_call(
     def broken(*args: Any) -> Any:
         raise OSError("no assembler")
 
-    monkeypatch.setattr(kernels, "_load", broken)
+    monkeypatch.setattr(built, "_load", broken)
     kernel = AttentionKernel(64, Form.ADDED, Settings.resolve(None, {}))
     q, mask = random(2, 2, 20, 64), torch.randn(20, 20)
     result, logs = torch.empty(2, 20, 2, 64, dtype=BF16).transpose(1, 2), torch.empty(2, 2, 20)
@@ -576,7 +576,7 @@ def test_a_kernel_that_cannot_be_built_is_the_library_call(
 
 def test_text() -> None:
     source = attention_source(80, Form.ADDED_BF16, "avx512")
-    assert "attention<80, 3>(c);" in source.text
+    assert "attention<80>(c, attention_rule<3>{});" in source.text
     signature, features, isa = source.meta.split(";")
     assert (signature, features, isa) == ("p" * 6 + "i" * 26, "attention", "avx512")
     assert math.prod(source.text.count(f"i64 {name}_{k}") for name in kernels.STRIDED for k in range(3)) == 1

@@ -304,6 +304,31 @@ def test_convolution(isa: str, padding: int) -> None:
         torch.testing.assert_close(result, want, rtol=1e-5, atol=1e-5, msg=str(config))
 
 
+def test_masks_with_values_in_common() -> None:
+    """Zeros beyond the borders of both operands make no number with an infinite one."""
+    m, n, depth, there = 9, 40, 35, 33
+    k = KernelBuilder({"i0": m, "i1": n}, {"r0": depth})
+    k.arg("left"), k.arg("right"), k.out("result")
+    s = k.section(True)
+    mask = s.op("lt", s.index(k["r0"]), s.const(there, i64))
+    zero = s.const(0.0)
+    operands = [
+        s.load("left", k["r0"] * m + k["i0"], mask=mask, other=zero),
+        s.load("right", k["r0"] * n + k["i1"], mask=mask, other=zero),
+    ]
+    total = s._add("reduce", operands, f32, "dot")
+    s = k.section()
+    s.store("result", k["i0"] * n + k["i1"], total)
+    left, right = torch.randn(depth, m), torch.randn(depth, n)
+    left[5, 3] = float("inf")
+    want = left[:there].T @ right[:there]
+    kernel = k.build()
+    for config in built(kernel):
+        result = torch.zeros_like(want)
+        compiled(kernel, "", config)(left, right, result)
+        torch.testing.assert_close(result, want, rtol=1e-5, atol=1e-5, msg=str(config))
+
+
 def test_several_axes_of_columns() -> None:
     """The result is stored with its columns apart: [m, h, d] as [h, m, d]."""
     m, h, d, depth = 14, 3, 20, 33

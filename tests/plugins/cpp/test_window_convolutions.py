@@ -65,7 +65,7 @@ def test_small_weights_are_packed_in_a_loop(monkeypatch: pytest.MonkeyPatch) -> 
         (nn.Conv2d(160, 16, 3, padding=1), (2, 160, 8, 9), True),
         (nn.Conv2d(6, 5 * LANES, 2), (2, 6, 9, 9), True),
         (nn.Conv2d(5, 32, 5, padding=2), (2, 5, 9, 28), True),
-        (nn.Conv2d(96, 32, 3, padding=1), (2, 96, 7, 14), True),
+        (nn.Conv2d(104, 32, 3, padding=1), (2, 104, 7, 14), True),
         (nn.Conv2d(7, 32, (5, 4), stride=(1, 3), padding=(3, 1)), (2, 7, 9, 85), True),
         (nn.Conv2d(24, 3 * LANES, 3, padding=1, groups=3), (2, 24, 9, 7), True),
         (nn.Conv2d(20, 6 * LANES, 3, stride=2, padding=1, groups=2, bias=False), (3, 20, 13, 12), True),
@@ -236,9 +236,9 @@ def test_no_tile_reads_behind_the_last_step_of_a_weight(isa: str) -> None:
 
 def test_where_calls_are_timed_weights_are_packed_once_too() -> None:
     """Timed were the library and kernels that pack the weight, or rows, at each call."""
-    model = nn.Sequential(nn.Conv2d(16, 2 * LANES, 3, padding=1), nn.ReLU())
+    model = nn.Sequential(nn.Conv2d(17, 2 * LANES, 3, padding=1), nn.ReLU())
     call = compiled(model, mode="max-autotune-no-cudagraphs")
-    agrees(call, model, torch.randn(2, 16, 16, 16).to(memory_format=torch.channels_last))
+    agrees(call, model, torch.randn(2, 17, 16, 16).to(memory_format=torch.channels_last))
 
 
 def test_a_cached_block_is_seen_as_a_type_in_each_part_of_a_program() -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from cutlass_attention import problem_of
+from polyfuse.flex.problem import SCORE, score_axes
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import evaluate, symbol
-from polyfuse_cuda.flex.problem import SCORE, score_axes
 from polyfuse_cutlass.attention.lines import line_of
 
 _OPS = {

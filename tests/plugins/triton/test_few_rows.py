@@ -81,6 +81,25 @@ def test_parts_of_bytes_have_whole_steps(rows: int, columns: int, depth: int, pa
     assert streaming_parts(found, HOPPER) == parts
 
 
+def halves_of_bytes(rows: int, columns: int, depth: int, numbers: int) -> Reduction:
+    """A weight of four bits in groups of so many numbers."""
+    m, n = axis("i0", rows), axis("i1", columns)
+    group, byte, half = axis("r0", depth // numbers), axis("r1", numbers // 2), axis("r2", 2)
+    x = load("x", m * depth + group * numbers + byte * 2 + half, DType.bf16)
+    w = cast(load("w", n * (depth // 2) + group * (numbers // 2) + byte, DType.u8), DType.bf16)
+    return replace(linear(rows, columns, depth), raxes=(group, byte, half), values=(x, w))
+
+
+@pytest.mark.parametrize("numbers", [64, 32])
+@pytest.mark.parametrize(
+    "rows, columns, parts", [(64, 14336, 1), (64, 11008, 2), (32, 14336, 2), (64, 4096, 4)]
+)
+def test_all_programs_of_short_groups_are_there_at_once(
+    rows: int, columns: int, parts: int, numbers: int
+) -> None:
+    assert streaming_parts(halves_of_bytes(rows, columns, 4096, numbers), HOPPER) == parts
+
+
 @pytest.mark.parametrize(
     "rows, columns, depth, parts, side",
     [
@@ -95,12 +114,7 @@ def test_parts_of_bytes_have_whole_steps(rows: int, columns: int, depth: int, pa
 )
 def test_wide_tiles_of_halves_of_bytes(rows: int, columns: int, depth: int, parts: int, side: int) -> None:
     """Two or three of them at a time on each multiprocessor, each with 1024 numbers of the depth at least."""
-    m, n = axis("i0", rows), axis("i1", columns)
-    group, byte, half = axis("r0", depth // 128), axis("r1", 64), axis("r2", 2)
-    x = load("x", m * depth + group * 128 + byte * 2 + half, DType.bf16)
-    w = cast(load("w", n * (depth // 2) + group * 64 + byte, DType.u8), DType.bf16)
-    found = replace(linear(rows, columns, depth), raxes=(group, byte, half), values=(x, w))
-    assert streaming_parts(found, HOPPER) == parts
+    assert streaming_parts(halves_of_bytes(rows, columns, depth, 128), HOPPER) == parts
     config = configs(kernel_of(int4_text(rows, columns, 128, parts)), HOPPER)[0]
     assert (config.get("m"), config.get("k")) == ((128, 64) if side == 128 else (64, 128))
 

@@ -248,3 +248,31 @@ def test_nobody_is_emitted_twice(tmp_path: Path, trials: None, monkeypatch: pyte
     assert _tried(tmp_path, times, monkeypatch) == ["interpreter n=3", "timed 2"]
     # the winner once more, for the program
     assert sorted(written) == ["n=0", "n=1", "n=2", "n=3", "n=3"]
+
+
+@pytest.mark.parametrize(("library", "further"), [(1.0, []), (9.0, [[3, 4, 5, 6], [6, 7, 8]])])
+def test_little_is_built_where_a_backend_ranks_what_it_offers(
+    library: float, further: list[list[int]], tmp_path: Path, trials: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few at first. Where one does well, those that are estimated to be about as fast follow."""
+    plain, ready = InterpreterBackend.emit, search_module.Search.ready
+    rounds: list[list[str]] = []
+
+    def emit(self: InterpreterBackend, kernel: Kernel, config: Config | None = None) -> Source:
+        found = plain(self, kernel)
+        return Source(found.name, found.text, found.language, meta=str(config))
+
+    def noted(self: Any, builder: Any) -> list[BuiltProgram]:
+        found = ready(self, builder)
+        rounds.append([program.name for program in found])
+        return found
+
+    monkeypatch.setattr(search_module.Search, "ready", noted)
+    monkeypatch.setattr(InterpreterBackend, "emit", emit)
+    monkeypatch.setattr(InterpreterBackend, "configs", lambda *_: [Config.of(n=n) for n in range(9)])
+    monkeypatch.setattr(InterpreterBackend, "estimate", lambda *given: 30.0 + (given[2].get("n") or 0))
+    _tried(
+        tmp_path, {"library": library} | {f"interpreter n={n}": 5.0 - n / 10 for n in range(9)}, monkeypatch
+    )
+    wanted = [["library", *(f"interpreter n={n}" for n in range(4))]]
+    assert rounds == wanted + [[f"interpreter n={n}" for n in found] for found in further]

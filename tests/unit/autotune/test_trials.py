@@ -239,7 +239,7 @@ def searched(
 
 
 def test_the_search_goes_on_around_the_best(monkeypatch):
-    search, rounds = searched(monkeypatch, library=10.0)
+    search, rounds = searched(monkeypatch, library=11.0)
     assert rounds == [
         ["library", "own at=8", "own at=4"],
         ["library", "own at=16"],
@@ -263,6 +263,6 @@ def test_the_library_is_used_where_times_are_equal(monkeypatch):
 
 
 def test_what_is_known_is_not_timed_again(monkeypatch):
-    known = record({"library": 10.0, "own at=8": 12.5, "own at=4": 25.0, "own at=16": 6.25}, complete=False)
-    _, rounds = searched(monkeypatch, 10.0, known)
+    known = record({"library": 11.0, "own at=8": 12.5, "own at=4": 25.0, "own at=16": 6.25}, complete=False)
+    _, rounds = searched(monkeypatch, 11.0, known)
     assert rounds == [["own at=16", "own at=32"]]

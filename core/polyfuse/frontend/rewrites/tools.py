@@ -40,8 +40,10 @@ class Rewriting:
     """The messages of rewrites."""
     parameters: frozenset[Node] = frozenset()
     """Inputs that are parameters or buffers of the model, whose address never changes."""
-    lowered_elsewhere: Callable[[str, str], bool] = field(default=lambda device, name: False, repr=False)
-    """Whether a plugin lowers an operator on a type of device."""
+    lowered_elsewhere: Callable[[Rewriting, Node], bool] = field(
+        default=lambda state, node: False, repr=False
+    )
+    """Whether a plugin lowers a call."""
     _escaping: frozenset[Node] | None = field(default=None, repr=False)
 
     @property

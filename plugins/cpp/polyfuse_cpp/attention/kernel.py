@@ -6,26 +6,20 @@ builds one for each width of a head and each way in which scores become weights.
 
 from __future__ import annotations
 
-from functools import cached_property, partial
-from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 
-from polyfuse.base.digest import digest
 from polyfuse.base.errors import PolyfuseError
-from polyfuse.base.files import built_folder
-from polyfuse.base.folders import made_in_cache, writable_root
+from polyfuse.base.folders import writable_root
 from polyfuse.base.log import warn_once
-from polyfuse.base.process import Background, ForkedLock
+from polyfuse.base.process import ForkedLock
 from polyfuse.base.settings import Settings
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Expected, Launchable, Source
+from polyfuse_cpp.attention.built import BuiltKernel
 from polyfuse_cpp.attention.expected import MORE, STRIDED, Form, expected_attention
 from polyfuse_cpp.backend import KERNEL_LANGUAGE, CppBackend
-
-_Loaded: TypeAlias = tuple[Launchable, Path, str]
-"""A kernel, the folder that it was built into, and its key there."""
 
 SIZES: Final = ("images", "heads", "key_heads", "queries", "keys")
 
@@ -45,11 +39,12 @@ def attention_source(width: int, form: Form, isa: str, dtype: DType = DType.bf16
         f"  attention_call<{dtype}> c;",
         *(f"  c.{name} = {name};" for name in ("query", "key", "value", "mask", "result")),
         "  c.logs = has_logs ? logs : nullptr;",
+        "  c.greatest = nullptr;",
         *(f"  c.{name} = {name};" for name in SIZES),
         *(f"  c.{name}_step[{k}] = {name}_{k};" for name in STRIDED for k in range(3)),
         "  c.scale = bits_as<f32>(i32(scale_bits));",
         "  c.causal = is_causal != 0;",
-        f"  attention<{width}, {int(form)}>(c);",
+        f"  attention<{width}>(c, attention_rule<{int(form)}>{{}});",
         "}",
         "}  // namespace pf",
         f"using pf::{Source.SYMBOL};",
@@ -59,7 +54,7 @@ def attention_source(width: int, form: Form, isa: str, dtype: DType = DType.bf16
     return Source("attention", "\n".join(lines), KERNEL_LANGUAGE, meta=f"{signature};attention;{isa}")
 
 
-class AttentionKernel:
+class AttentionKernel(BuiltKernel):
     """A call of the kernel, whose build begins when this is made and is waited for by the first call.
 
     Called with the tensors of `STRIDED` in their order, then sizes. A mask that there is not, and logarithms
@@ -67,16 +62,11 @@ class AttentionKernel:
     kernel cannot be built, and for fewer than `FEWEST_QUERIES`.
     """
 
-    storable = True
-    """What it is made of says all that it is."""
-    plugin = "cpp"
-
     def __init__(self, width: int, form: Form, settings: Settings, dtype: DType = DType.bf16) -> None:
         kind = "" if dtype is DType.bf16 else f"_{dtype}"
-        self.__name__ = f"attention_{width}_{form.name.lower()}{kind}"
         self._parts = width, form, settings, dtype
         self._launch: Launchable | None = None
-        self._built = Background(self._build, "polyfuse-attention")
+        super().__init__(f"attention_{width}_{form.name.lower()}{kind}", settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return attention_kernel, self._parts
@@ -87,14 +77,9 @@ class AttentionKernel:
             self._launch = self._found()
         return self._launch(*operands)
 
-    def located(self) -> tuple[str, Path, str]:
-        """Wait for its build; see `polyfuse.plugin.PackableKernel`."""
-        _, folder, key = self._built.result()
-        return self.plugin, folder, key
-
     def _found(self) -> Launchable:
         try:
-            return self._built.result()[0]
+            return self.launchable()
         except (OSError, PolyfuseError) as error:
             cause = error.cause if isinstance(error, PolyfuseError) else str(error)
             warn_once(
@@ -103,12 +88,6 @@ class AttentionKernel:
                 " knows bf16 and AMX, such as g++ 12 or later, or name it in CXX",
             )
             return self.by_library
-
-    @cached_property
-    def key(self) -> str:
-        """A digest of its text, its compiler, and the CPU that it is for."""
-        backend = CppBackend(self._parts[2])
-        return _address(backend, self._source(backend))
 
     def expected(self, *operands: Any) -> Expected | None:
         """What a call has to give; None where it is the library's."""
@@ -130,12 +109,8 @@ class AttentionKernel:
         if has_logs:
             logs.copy_(sums)
 
-    def _build(self) -> _Loaded:
-        settings = self._parts[2]
-        backend = CppBackend(settings)
-        return made_in_cache(writable_root(settings), partial(_load, backend, self._source(backend)))
-
-    def _source(self, backend: CppBackend) -> Source:
+    def source(self, backend: CppBackend) -> Source:
+        """Its text for a backend's instruction set."""
         width, form, _, dtype = self._parts
         return attention_source(width, form, backend.isa.name, dtype)
 
@@ -150,15 +125,3 @@ def attention_kernel(
         if key not in _KERNELS:
             _KERNELS[key] = AttentionKernel(width, form, settings, dtype)
         return _KERNELS[key]
-
-
-def _address(backend: CppBackend, source: Source) -> str:
-    facts = (f"{name} {value}" for name, value in sorted(backend.describe().items()))
-    return digest(source.key, *facts)
-
-
-def _load(backend: CppBackend, source: Source, root: Path) -> _Loaded:
-    """The kernel from the cache, built if it is not there."""
-    folder = root / "templates" / _address(backend, source)
-    built_folder(folder, lambda made: backend.build([source], made))
-    return backend.load(folder)[source.key], folder, source.key

@@ -83,11 +83,12 @@ class OperandText:
         other = self.facts.definition(load.other or "")
         return load.mask if isinstance(other, Constant) and other.value == 0 else ""
 
-    def there(self) -> str:
-        """Text of whether an element is there, at a position on all axes."""
-        frame = self.frame(None)
+    def there(self, frame: Frame | None = None) -> str:
+        """Text of whether an element is there, at a position on all axes; `frame` has what is known."""
+        frame = frame or self.frame(None)
         for stmt in backward_slice(self.operand.operand.body[:-1], [self.mask]):
-            frame.emit(stmt)
+            if stmt.targets[0] not in frame.env:
+                frame.emit(stmt)
         return frame.text(self.mask, False)
 
 
@@ -152,7 +153,8 @@ class BorderText:
             start_at(matmul.depth, matmul.facts.sizes, "depth_from", out)
             with out.block("for (i64 k = 0; k < depth_here; ++k)"):
                 with out.block():
-                    there = " && ".join(side.there() for side in self.masked)
+                    frame = self._one.frame(None)  # masks of both operands may have values in common
+                    there = " && ".join(side.there(frame) for side in self.masked)
                     out.line(f"if ({there}) total = add_product({self.a}, {self.b}, total);")
                 advance(matmul.depth, matmul.facts.sizes, out)
             out.line(f"sum[row * {wide} + j] = total;")

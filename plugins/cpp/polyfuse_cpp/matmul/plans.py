@@ -11,6 +11,7 @@ from polyfuse.kit import Machine, Work, is_multiple, seconds, work_of
 from polyfuse.symbolic import bounds, product
 from polyfuse_cpp.isa import Isa, has_matrix_registers, has_pair_products
 from polyfuse_cpp.matmul.groups.lines import grouped_tile, line_tile
+from polyfuse_cpp.matmul.groups.stored import REGISTERS, taps_first, vectors_of
 from polyfuse_cpp.matmul.narrow.converted import CONVERTED_ROWS, fills_tiles, is_converted, multiplies_pairs
 from polyfuse_cpp.matmul.paths import TILE, MatmulPlan, OperandPath
 from polyfuse_cpp.matmul.problem import Matmul, as_stored, is_far_layer, whole_tiles
@@ -96,12 +97,13 @@ def matmul_plans(matmul: Matmul, isa: Isa) -> list[MatmulPlan]:
             and not (path is OperandPath.PACKED and faster)
         ] or [OperandPath.PACKED]
     found = {path: list(machine.plans(path)) for path in paths}
+    stored = machine.stored()
     far = is_far_layer(matmul)
     order = sorted(found, key=lambda path: _rank(path, rows, far))
     best = [found[path][0] for path in order]
     others = found[order[0]][1:3]
     sliced = [plan for plan in map(machine.sliced, best[:2]) if plan.slices > 1]
-    return [*sliced[:1], *best, *others, *sliced[1:]]
+    return [*stored, *sliced[:1], *best, *others, *sliced[1:]]
 
 
 def nearby_plans(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> list[MatmulPlan]:
@@ -239,7 +241,9 @@ class _Machine:
             yield self._grouped()
             return
         if path is OperandPath.PREPACKED:
-            high, vectors = line_tile(self.matmul, self.isa.lanes, self.registers, self.each)
+            high, vectors = line_tile(
+                self.matmul, self.matmul.b.packed_width, self.isa.lanes, self.registers, self.each
+            )
             if high:
                 depth = self.matmul.extent(self.matmul.depth)
                 yield MatmulPlan(path, high, vectors, 0, depth, 1, lines=True)
@@ -264,6 +268,17 @@ class _Machine:
         if not ranked:
             ranked.append((0.0, 0, self.plan(path, 1, 1, 1 if path.along_depth else 0)))
         yield from dict.fromkeys(plan for _, _, plan in sorted(ranked, key=lambda entry: entry[:2]))
+
+    def stored(self) -> list[MatmulPlan]:
+        """The plan of a convolution whose weight is laid out for each call, a block of columns at a time."""
+        matmul = taps_first(self.matmul)
+        vectors = vectors_of(matmul, self.isa.lanes) if matmul is not None else 0
+        if matmul is None or not vectors or self.registers != REGISTERS:
+            return []
+        width = vectors * self.isa.lanes
+        rows, vectors = line_tile(matmul, width, self.isa.lanes, self.registers, self.each)
+        depth = matmul.extent(matmul.depth)
+        return [MatmulPlan(OperandPath.PACKED, rows, vectors, 0, depth, 1, lines=True)] if rows else []
 
     def dots_of(self, rows: int) -> tuple[float, int]:
         """Half cycles for each column of a tile of so many rows whose lanes run along the depth, and how many

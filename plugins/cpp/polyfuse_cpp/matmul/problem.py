@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
@@ -25,6 +26,9 @@ from polyfuse.symbolic import (
 )
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.isa import steps_of
+
+FEW_PIXELS: Final = 32
+"""Pixels of a convolution up to which its weight is read as it lies, along the depth."""
 
 _NARROWEST = 4
 """Columns of the narrowest block."""
@@ -170,11 +174,48 @@ def _swapped(
         return True
     if _prepacked(_side(found.right, columns, depth, facts), depth, facts).packed_width:
         return False
+    # so does one that is laid out for the lanes at each call
+    if _pixels_of_taps(found.left, rows, columns, depth, facts) > FEW_PIXELS:
+        return True
+    if _pixels_of_taps(found.right, columns, rows, depth, facts) > FEW_PIXELS:
+        return False
     # a weight of bytes is converted along the depth, for all rows at once
     bytes_left, bytes_right = (operand_bytes(side, depth, facts) >= 0 for side in (found.left, found.right))
     if found.dtype.is_float and bytes_left != bytes_right:
         return bytes_left
     return _score(rows, accesses) > _score(columns, accesses)
+
+
+def _pixels_of_taps(
+    operand: Operand, own: Sequence[str], others: Sequence[str], depth: Sequence[str], facts: Facts
+) -> int:
+    """Pixels of a convolution of all channels whose weight an operand is, stored with the taps of a channel
+    side by side (`lies_by_taps`); 0: it is none. `own`, `others`: axes of the operand and of the other one.
+    """
+    plain = operand.plain
+    if plain is None or plain.buffer not in facts.memory or facts.memory[plain.buffer] is not DType.f32:
+        return 0
+    moving = [name for name in own if facts.sizes[name] != 1]
+    if len(moving) != 1 or not lies_by_taps(plain.index, moving[0], depth, facts.sizes):
+        return 0
+    pixels = 1
+    for name in others:
+        pixels *= max(1, facts.hints[name])
+    return pixels
+
+
+def lies_by_taps(index: IndexLike, column: str, depth: Sequence[str], sizes: Mapping[str, IndexLike]) -> bool:
+    """Whether an operand is stored as the weight of a convolution: the taps of a channel, of which there are
+    several, side by side, then channels, the first axis of the depth, then columns.
+    """
+    if len(depth) < 2 or all(sizes[name] == 1 for name in depth[1:]):
+        return False
+    following: IndexLike = 1
+    for name in (*depth[:0:-1], depth[0], column):
+        if sizes[name] != 1 and stride(index, name) != following:
+            return False
+        following = following * sizes[name]
+    return True
 
 
 def operand_bytes(operand: Operand, depth: Sequence[str], facts: Facts) -> int:

@@ -11,6 +11,7 @@ from polyfuse.symbolic import product
 from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_team
 from polyfuse_cpp.loops.odometer import start_at
+from polyfuse_cpp.matmul.groups.stored import taps_first
 from polyfuse_cpp.matmul.groups.text import GroupedText
 from polyfuse_cpp.matmul.kernel import MatmulText
 from polyfuse_cpp.matmul.paths import MatmulPlan, OperandPath
@@ -24,6 +25,8 @@ from polyfuse_cpp.memory.address import index_text
 
 def matmul_text(matmul: Matmul, plan: MatmulPlan, isa: Isa) -> KernelText:
     """The C++ function of a kernel that is a matmul, named `Source.SYMBOL`."""
+    if plan.lines and plan.path is OperandPath.PACKED:
+        matmul = taps_first(matmul) or matmul
     if plan.lines or (plan.path is OperandPath.PREPACKED and group_of(matmul, isa.lanes)):
         return GroupedText(matmul, plan, isa).text()
     if plan.path.tiles and padded_of(matmul) is not None:

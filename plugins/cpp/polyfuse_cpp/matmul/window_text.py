@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.odometer import advance
 from polyfuse_cpp.matmul.operand import OperandText
 from polyfuse_cpp.matmul.problem import MatrixOperand
@@ -164,9 +165,9 @@ class WindowText(OperandText):
                 self.out.line(f"const i64 {name} = {text};")
             self.out.line(f"there = there && {self.there()};")
 
-    def there(self) -> str:
+    def there(self, frame: Frame | None = None) -> str:
         """Text of whether an element is there."""
-        frame = self.frame(None)
+        frame = frame or self.frame(None)
         for stmt in self.window.conditions:
             frame.emit(stmt)
         return frame.text(self.window.mask, False)

@@ -1,70 +1,10 @@
 // Attention of bf16 in matrix registers or by products of pairs, and of f32 in vectors. Scores and weights are there for a block of queries and keys at a time.
 namespace pf {
 #if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16 && PF_DOT_BF16
-enum { attention_rows = 32, attention_keys = 256, attention_pitch = attention_keys + 16 };
-// Queries from which laying out keys and values for matrix registers pays.
-enum { attention_fewest = 8 };
-// How scores become logarithms of weights: as they are, times a positive factor; times any factor; with a mask.
-enum { attention_plain, attention_scaled, attention_added, attention_added_bf16 };
-
-// One call. Strides are those of images, heads and rows, in elements; numbers of a head lie side by side.
-template <class T> struct attention_call {
-  const T *query, *key, *value;
-  const void* mask;
-  T* result;
-  f32* logs;  // of sums of weights, or null
-  i64 images, heads, key_heads, queries, keys;
-  i64 query_step[3], key_step[3], value_step[3], mask_step[3], result_step[3], logs_step[3];
-  f32 scale;
-  bool causal;
-  i64 key_rows() const { return (keys + 31) / 32 * 32; }
-  i64 blocks() const { return (queries + attention_rows - 1) / attention_rows; }
-};
-
-// Logarithms of weights beyond which the product of a score and the factor is rounded too much.
-template <class T> struct attention_of {
-  static constexpr f32 large = 1048576.0f;
-  enum { narrow = true };
-};
-// Their difference from block to block would show in f32.
-template <> struct attention_of<f32> {
-  static constexpr f32 large = 64.0f;
-  enum { narrow = false };
-};
-PF_INLINE vf32 attention_greater(vf32 a, vf32 b) {
-  return (vf32)__builtin_ia32_maxps512_mask(a, b, a, (unsigned short)-1, 4);
-}
-// 2^x for x up to 127, with an error of 2^-13 of it where weights are rounded to bf16.
-template <class T> PF_INLINE vf32 attention_power(vf32 x) {
-  const vf32 r = (vf32)__builtin_ia32_reduceps512_mask(x, 9, x, (unsigned short)-1);
-  vf32 p;
-  if constexpr (attention_of<T>::narrow) p = horner(r, 0.999925196, 0.695833504, 0.226067171, 0.0780245215);
-  else p = horner(r, 1, 0.693146933, 0.240230454, 0.0554806302, 0.00968418631, 0.00123913318, 0.000218657848);
-  return (vf32)__builtin_ia32_scalefps512_mask(p, x, p, (unsigned short)-1, 4);
-}
-// Denormal numbers are zero meanwhile: weights that underflow would take longer than all others.
-struct attention_mode {
-  u32 before;
-  attention_mode() {
-    __asm__ volatile("stmxcsr %0" : "=m"(before));
-    const u32 now = before | 0x8040;
-    __asm__ volatile("ldmxcsr %0" : : "m"(now) : "memory");
-#if PF_AMX
-    matrix_begin<32>();
-#endif
-  }
-  ~attention_mode() {
-#if PF_AMX
-    matrix_end();
-#endif
-    __asm__ volatile("ldmxcsr %0" : : "m"(before) : "memory");
-  }
-};
-
 // Keys and values of a head, from a key on and up to another (multiples of 32), as right operands.
 template <int D, int WIDE, class T>
-static __attribute__((noinline)) void attention_pack(const attention_call<T>& c, i64 image, i64 head, i64 from, i64 end, T* keys,
-                                                     T* values) {
+static __attribute__((noinline)) void attention_pack(const attention_call<T>& c, i64 image, i64 head, i64 from, i64 end,
+                                                     attention_held<T>* keys, attention_held<T>* values) {
   const T* const key = c.key + image * c.key_step[0] + head * c.key_step[1];
   const T* const value = c.value + image * c.value_step[0] + head * c.value_step[1];
   const i64 rows = c.key_rows();
@@ -77,7 +17,7 @@ static __attribute__((noinline)) void attention_pack(const attention_call<T>& c,
     } else {
       matmul_across<2>(keys + k * WIDE, key + k * c.key_step[2], c.key_step[2], D, here);
       for (int d = 0; d < WIDE; d += 32) {
-        T* const to = values + d * rows + k * 32;
+        f32* const to = values + d * rows + k * 32;
         matmul_along<2>(to, value + k * next + d, next, here, index_min(32, D - d));
       }
     }
@@ -166,25 +106,13 @@ PF_INLINE void attention_sums(const f32* weights, const f32* values, i64 rows, i
 // What a thread needs for a block of queries.
 template <int WIDE, class T> struct attention_memory {
   alignas(64) f32 scores[attention_rows * attention_pitch];
-  T query[attention_rows * WIDE];
+  attention_held<T> query[attention_rows * WIDE];
   f32 sums[WIDE / 32][attention_rows * 32];
   // sums of weights by lanes; greatest scores, the same or 0, what sums so far are multiplied with
   f32 weights[attention_rows * 16];
   f32 most[attention_rows], finite[attention_rows], factor[attention_rows];
 };
 
-// Scores of one row, of which `there` are seen and all others become minus infinity, with their factor and mask.
-template <int MODE>
-static __attribute__((noinline)) void attention_row(f32* s, i64 there, i64 width, f32 scale, const void* mask) {
-  for (i64 j = MODE == attention_plain ? there / 16 * 16 : 0; j < width; j += 16) {
-    const int n = int(index_max(0, index_min(16, there - j)));
-    vf32 x = load<Vec>(s + j);
-    if constexpr (MODE != attention_plain) x *= fill<vf32>(scale);
-    if constexpr (MODE == attention_added) x += load_n<Vec>((const f32*)mask + j, n);
-    if constexpr (MODE == attention_added_bf16) x += load_n<Vec>((const bf16*)mask + j, n);
-    store(s + j, n == 16 ? x : where(first_n<Vec>(n), x, fill<vf32>(-__builtin_inff())));
-  }
-}
 // The greatest scores in each lane.
 PF_INLINE vf32 attention_most(const f32* s, i64 width) {
   vf32 a = load<Vec>(s), b = load<Vec>(s + 16);
@@ -213,13 +141,21 @@ template <class T> PF_INLINE vf32 attention_weights(f32* s, i64 width, vf32 fact
   return sum + other;
 }
 
-template <int R, int D, int WIDE, int MODE, class T>
-static __attribute__((noinline)) void attention_block(const attention_call<T>& c, i64 image, i64 head, i64 first, const T* keys,
-                                                      const T* values, attention_memory<WIDE, T>& m) {
+// A number for each of `count` queries.
+PF_INLINE void attention_column(f32* to, i64 step, i64 count, vf32 x) {
+  f32 found[16];
+  store(found, x);
+  for (i64 i = 0; i < count; ++i) to[i * step] = found[i];
+}
+template <int R, int D, int WIDE, class RULE, class T>
+static __attribute__((noinline)) void attention_block(const attention_call<T>& c, const RULE& rule, i64 image, i64 head, i64 first,
+                                                      const attention_held<T>* keys, const attention_held<T>* values,
+                                                      attention_memory<WIDE, T>& m) {
+  typedef attention_held<T> held;
   const i64 rows = index_min(R * 16, c.queries - first), padded = c.key_rows();
   const T* const query = c.query + image * c.query_step[0] + head * c.query_step[1] + first * c.query_step[2];
   for (i64 i = 0; i < R * 16; ++i)
-    for (int d = 0; d < WIDE; d += 64 / int(sizeof(T))) {
+    for (int d = 0; d < WIDE; d += 64 / int(sizeof(held))) {
       const T* const at = query + i * c.query_step[2] + d;
       const i64 there = i < rows ? D - d : 0;
       if constexpr (attention_of<T>::narrow)
@@ -227,40 +163,27 @@ static __attribute__((noinline)) void attention_block(const attention_call<T>& c
       else store(m.query + i * WIDE + d, there >= 16 ? load<Vec>(at) : load_n<Vec>(at, int(index_max(0, there))));
     }
   for (i64 i = 0; i < R * 16; ++i) store(m.weights + i * 16, vf32{});
-  const f32 to_two = MODE == attention_plain ? c.scale * 1.44269504f : 1.44269504f;
-  const i64 seen = c.causal ? index_min(c.keys, first + R * 16) : c.keys;
-  if (seen <= 0)
-    for (int d = 0; d < WIDE / 32; ++d)
-      for (i64 i = 0; i < R * 32; ++i) store(m.sums[d] + i * 16, vf32{});
+  const f32 to_two = RULE::waits ? c.scale * 1.44269504f : 1.44269504f;
   // nothing is computed of rows that there are not
   if (!attention_of<T>::narrow && rows < R * 16) {
     for (i64 i = 0; i < R * 16 * attention_pitch; i += 16) store(m.scores + i, vf32{});
     for (int d = 0; d < WIDE / 32; ++d)
       for (i64 i = 0; i < R * 32; ++i) store(m.sums[d] + i * 16, vf32{});
   }
-  bool large = false;
-  for (i64 from = 0; from < seen; from += attention_keys) {
-    const i64 here = index_min(attention_keys, seen - from), width = (here + 31) / 32 * 32;
+  bool large = false, begun = false;
+  rule.walk(c, image, head, first, first + R * 16, [&](i64 from, i64 here, bool whole) {
+    const i64 width = (here + 31) / 32 * 32;
     if constexpr (attention_of<T>::narrow) attention_scores<R, WIDE>(m.query, keys + from * WIDE, width, m.scores);
     else attention_scores<WIDE>(m.query, keys + from * WIDE, rows, here, m.scores, D);
-    const bool masked = MODE != attention_plain || here < width || (c.causal && from + width > first);
-    if (masked)
-      for (i64 i = 0; i < R * 16; ++i) {
-        const i64 there = c.causal ? index_max(0, index_min(here, first + i + 1 - from)) : here;
-        const void* mask = nullptr;
-        if (MODE >= attention_added) {
-          const i64 row = index_min(first + i, c.queries - 1);
-          const i64 at = image * c.mask_step[0] + head * c.mask_step[1] + row * c.mask_step[2] + from;
-          mask = (const char*)c.mask + at * (MODE == attention_added ? 4 : 2);
-        }
-        attention_row<MODE>(m.scores + i * attention_pitch, there, width, c.scale, mask);
-      }
+    if (rule.touches(c, first, from, here, width, whole))
+      for (i64 i = 0; i < R * 16; ++i)
+        rule.row(c, m.scores + i * attention_pitch, image, head, first + i, from, here, width, whole);
     for (int t = 0; t < R; ++t) {
       vi32 tile[16];
 #pragma GCC unroll 1
       for (int i = 0; i < 16; ++i) tile[i] = (vi32)attention_most(m.scores + (t * 16 + i) * attention_pitch, width);
       transpose_rows(tile);
-      const vf32 none = fill<vf32>(-__builtin_inff()), before = from ? load<Vec>(m.most + t * 16) : none;
+      const vf32 none = fill<vf32>(-__builtin_inff()), before = begun ? load<Vec>(m.most + t * 16) : none;
       vf32 most = before;
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) most = attention_greater(most, (vf32)tile[i]);
@@ -274,7 +197,7 @@ static __attribute__((noinline)) void attention_block(const attention_call<T>& c
     for (i64 i = 0; i < R * 16; ++i) {
       f32* const s = m.scores + i * attention_pitch;
       vf32 sum = load<Vec>(m.weights + i * 16);
-      if (from && m.factor[i] != 1.0f) {
+      if (begun && m.factor[i] != 1.0f) {
         const vf32 factor = fill<vf32>(m.factor[i]);
         sum *= factor;
         for (int d = 0; d < WIDE / 32; ++d) {
@@ -295,10 +218,16 @@ static __attribute__((noinline)) void attention_block(const attention_call<T>& c
       store(m.weights + i * 16, sum);
     }
     for (int d = 0; d < WIDE / 32; ++d) {
-      const T* const value = values + d * 32 * padded + from * 32;
-      if constexpr (attention_of<T>::narrow) attention_sums<R>(m.scores, value, width, m.sums[d], from == 0);
-      else attention_sums(m.scores, value, rows, here, m.sums[d], from == 0);
+      const held* const value = values + d * 32 * padded + from * 32;
+      if constexpr (attention_of<T>::narrow) attention_sums<R>(m.scores, value, width, m.sums[d], !begun);
+      else attention_sums(m.scores, value, rows, here, m.sums[d], !begun);
     }
+    begun = true;
+  });
+  if (!begun) {
+    for (i64 i = 0; i < R * 16; ++i) m.most[i] = -__builtin_inff();
+    for (int d = 0; d < WIDE / 32; ++d)
+      for (i64 i = 0; i < R * 32; ++i) store(m.sums[d] + i * 16, vf32{});
   }
   for (i64 t = 0; t < R; ++t) {
     vi32 tile[16];
@@ -310,13 +239,14 @@ static __attribute__((noinline)) void attention_block(const attention_call<T>& c
     for (int i = 0; i < 16; ++i) sum += (vf32)tile[i];
     // a row without keys is zero, as in eager mode
     store(m.factor + t * 16, where(eq(sum, vf32{}), vf32{}, fill<vf32>(1.0f) / sum));
-    if (c.logs) {
-      const i64 n = index_min(16, rows - t * 16);
-      f32 found[16];
-      const vf32 logs = load<Vec>(m.most + t * 16) * fill<vf32>(MODE == attention_plain ? c.scale : 1.0f) + log(sum);
-      store(found, where(eq(sum, vf32{}), vf32{}, logs));
-      f32* const to = c.logs + image * c.logs_step[0] + head * c.logs_step[1] + (first + t * 16) * c.logs_step[2];
-      for (i64 i = 0; i < n; ++i) to[i * c.logs_step[2]] = found[i];
+    const vf32 most = load<Vec>(m.most + t * 16) * fill<vf32>(RULE::waits ? c.scale : 1.0f);
+    const vf32 factor = fill<vf32>(c.log_factor);
+    const vf32 logs = where(eq(sum, vf32{}), fill<vf32>(c.empty_log), (most + log(sum)) * factor);
+    const i64 at = first + t * 16, n = index_min(16, rows - t * 16);
+    if (c.logs) attention_column(c.logs + image * c.logs_step[0] + head * c.logs_step[1] + at * c.logs_step[2], c.logs_step[2], n, logs);
+    if (c.greatest) {
+      f32* const to = c.greatest + image * c.greatest_step[0] + head * c.greatest_step[1] + at * c.greatest_step[2];
+      attention_column(to, c.greatest_step[2], n, most * factor);
     }
   }
   T* const to = c.result + image * c.result_step[0] + head * c.result_step[1] + first * c.result_step[2];
@@ -332,16 +262,18 @@ static __attribute__((noinline)) void attention_block(const attention_call<T>& c
 }
 
 // Blocks of queries, number `first` up to `end` over all heads. With `packed`, keys and values of all heads are there.
-template <int D, int MODE, class T>
-static __attribute__((noinline)) void attention_run(const attention_call<T>& c, const T* packed, i64 first, i64 end) {
+template <int D, class RULE, class T>
+static __attribute__((noinline)) void attention_run(const attention_call<T>& c, const RULE& rule, const attention_held<T>* packed,
+                                                    i64 first, i64 end) {
   constexpr int WIDE = (D + 31) / 32 * 32;
+  typedef attention_held<T> held;
   typedef attention_memory<WIDE, T> memory;
   const i64 each = 2 * c.key_rows() * WIDE, blocks = c.blocks(), shared = c.heads / c.key_heads;
   // what many keys take is given back
-  const i64 bytes = packed ? 0 : each * i64(sizeof(T)), stays = bytes > (1 << 20) ? 0 : bytes;
+  const i64 bytes = packed ? 0 : each * i64(sizeof(held)), stays = bytes > (1 << 20) ? 0 : bytes;
   char* const scratch = (char*)matmul_scratch(sizeof(memory) + stays);
   memory& m = *(memory*)scratch;
-  T* const own = (T*)(bytes > stays ? (char*)scratch_new(bytes) : scratch + sizeof(memory));
+  held* const own = (held*)(bytes > stays ? (char*)scratch_new(bytes) : scratch + sizeof(memory));
   const attention_mode mode;
   i64 ready = -1;
   for (i64 item = first; item < end; ++item) {
@@ -349,9 +281,9 @@ static __attribute__((noinline)) void attention_run(const attention_call<T>& c, 
     const i64 pair = image * c.key_heads + head / shared;
     if (!packed && pair != ready) attention_pack<D, WIDE>(c, image, head / shared, 0, c.key_rows(), own, own + each / 2);
     ready = pair;
-    const T* const keys = packed ? packed + pair * each : own;
-    if (c.queries - from > 16) attention_block<2, D, WIDE, MODE>(c, image, head, from, keys, keys + each / 2, m);
-    else attention_block<1, D, WIDE, MODE>(c, image, head, from, keys, keys + each / 2, m);
+    const held* const keys = packed ? packed + pair * each : own;
+    if (c.queries - from > 16) attention_block<2, D, WIDE>(c, rule, image, head, from, keys, keys + each / 2, m);
+    else attention_block<1, D, WIDE>(c, rule, image, head, from, keys, keys + each / 2, m);
   }
   if (bytes > stays) scratch_free(own);
 }
@@ -450,9 +382,10 @@ static __attribute__((noinline)) void attention_turned(const bf16* rows, int cou
 #endif
 // `count` rows, at most 16, from row `first` on, the first of which is number `local` of the thread's, and the `here` keys of a
 // block from key `from` on.
-template <int D, int MODE, class T>
-static __attribute__((noinline)) void attention_few_block(const attention_call<T>& c, i64 image, i64 pair, i64 first, int count, i64 local,
-                                                          i64 from, i64 here, attention_few_memory<D> m) {
+template <int D, class RULE, class T>
+static __attribute__((noinline)) void attention_few_block(const attention_call<T>& c, const RULE& rule, i64 image, i64 pair, i64 first,
+                                                          int count, i64 local, i64 from, i64 here, bool whole, bool begun,
+                                                          attention_few_memory<D> m) {
   enum { wide = attention_few_memory<D>::wide };
   const i64 width = (here + 31) / 32 * 32, key_next = c.key_step[2], next = c.value_step[2];
   const T* const key = c.key + image * c.key_step[0] + pair * c.key_step[1] + from * key_next;
@@ -472,19 +405,12 @@ static __attribute__((noinline)) void attention_few_block(const attention_call<T
     for (; i + 4 <= count; i += 4) attention_dots<4, D>(rows + i, key, key_next, here, m.scores + i * attention_pitch);
     for (; i < count; ++i) attention_dots<1, D>(rows + i, key, key_next, here, m.scores + i * attention_pitch);
   }
-  const f32 to_two = MODE == attention_plain ? c.scale * 1.44269504f : 1.44269504f;
+  const f32 to_two = RULE::waits ? c.scale * 1.44269504f : 1.44269504f;
   for (int i = 0; i < count; ++i) {
     f32 *const s = m.scores + i * attention_pitch, *const sums = m.sums + (local + i) * wide;
     const attention_row_at<T> row = attention_few_row(c, image, pair, first + i);
-    const i64 there = c.causal ? index_max(0, index_min(here, row.query + 1 - from)) : here;
-    if (MODE != attention_plain || there < width) {
-      const void* mask = nullptr;
-      if (MODE >= attention_added) {
-        const i64 at = image * c.mask_step[0] + row.head * c.mask_step[1] + row.query * c.mask_step[2] + from;
-        mask = (const char*)c.mask + at * (MODE == attention_added ? 4 : 2);
-      }
-      attention_row<MODE>(s, there, width, c.scale, mask);
-    }
+    if (rule.touches(c, row.query, from, here, width, whole))
+      rule.row(c, s, image, row.head, row.query, from, here, width, whole);
     f32 lanes[16], most = m.most[local + i];
     store(lanes, attention_most(s, width));
     for (int j = 0; j < 16; ++j) most = lanes[j] > most ? lanes[j] : most;
@@ -492,7 +418,7 @@ static __attribute__((noinline)) void attention_few_block(const attention_call<T
     const f32 before = m.most[local + i], finite = most == -__builtin_inff() ? 0.0f : most;
     m.most[local + i] = most;
     vf32 sum = load<Vec>(m.weights + (local + i) * 16);
-    if (from && before != most) {
+    if (begun && before != most) {
       const vf32 factor = exp2(fill<vf32>((before - finite) * to_two));
       sum *= factor;
       for (int d = 0; d < wide; d += 16) store(sums + d, load<Vec>(sums + d) * factor);
@@ -512,30 +438,33 @@ static __attribute__((noinline)) void attention_few_block(const attention_call<T
     attention_values<1, D, 0>(m.scores + i * attention_pitch, value, next, here, m.sums + (local + i) * wide);
 }
 // Items first up to `end`: heads of keys, whose rows are in `groups` parts.
-template <int D, int MODE, class T>
-static __attribute__((noinline)) void attention_few_run(const attention_call<T>& c, i64 groups, i64 first, i64 end) {
+template <int D, class RULE, class T>
+static __attribute__((noinline)) void attention_few_run(const attention_call<T>& c, const RULE& rule, i64 groups, i64 first, i64 end) {
   enum { wide = attention_few_memory<D>::wide };
   const i64 rows = c.heads / c.key_heads * c.queries, most = (rows + groups - 1) / groups;
   const attention_few_memory<D> m(matmul_scratch(attention_few_memory<D>::bytes(most)), most);
   const attention_mode mode;
-  const i64 seen = c.causal ? index_min(c.keys, c.queries) : c.keys;
   for (i64 item = first; item < end; ++item) {
     const i64 image = item / groups / c.key_heads, pair = item / groups % c.key_heads;
     const i64 row_a = rows * (item % groups) / groups, row_e = rows * (item % groups + 1) / groups;
     for (i64 i = 0; i < most * (wide + 16); i += 16) store(m.sums + i, vf32{});
     for (i64 i = 0; i < row_e - row_a; ++i) m.most[i] = -__builtin_inff();
-    for (i64 from = 0; from < seen; from += attention_keys) {
-      const i64 here = index_min(attention_keys, seen - from);
-      for (i64 row = row_a; row < row_e; row += 16)
-        attention_few_block<D, MODE>(c, image, pair, row, int(index_min(16, row_e - row)), row - row_a, from, here, m);
-    }
+    bool begun = false;
+    rule.walk(c, image, pair * (c.heads / c.key_heads), 0, c.queries, [&](i64 from, i64 here, bool whole) {
+      for (i64 row = row_a; row < row_e; row += 16) {
+        const int count = int(index_min(16, row_e - row));
+        attention_few_block<D>(c, rule, image, pair, row, count, row - row_a, from, here, whole, begun, m);
+      }
+      begun = true;
+    });
     for (i64 i = 0; i < row_e - row_a; ++i) {
       const attention_row_at<T> row = attention_few_row(c, image, pair, row_a + i);
       const f32 sum = reduce_add(load<Vec>(m.weights + i * 16));
-      if (c.logs) {
-        const f32 log_of = m.most[i] * (MODE == attention_plain ? c.scale : 1.0f) + log(fill<vf32>(sum))[0];
-        c.logs[image * c.logs_step[0] + row.head * c.logs_step[1] + row.query * c.logs_step[2]] = sum == 0 ? 0.0f : log_of;
-      }
+      const f32 greatest = m.most[i] * (RULE::waits ? c.scale : 1.0f), log_of = (greatest + log(fill<vf32>(sum))[0]) * c.log_factor;
+      if (c.logs)
+        c.logs[image * c.logs_step[0] + row.head * c.logs_step[1] + row.query * c.logs_step[2]] = sum == 0 ? c.empty_log : log_of;
+      if (c.greatest)
+        c.greatest[image * c.greatest_step[0] + row.head * c.greatest_step[1] + row.query * c.greatest_step[2]] = greatest * c.log_factor;
       // a row without keys is zero, as in eager mode
       const vf32 factor = fill<vf32>(sum == 0 ? 0.0f : 1.0f / sum);
       T* const to = c.result + image * c.result_step[0] + row.head * c.result_step[1] + row.query * c.result_step[2];
@@ -548,46 +477,48 @@ static __attribute__((noinline)) void attention_few_run(const attention_call<T>&
     }
   }
 }
-template <int D, int MODE, class T> static __attribute__((noinline)) void attention_few(const attention_call<T>& c) {
+template <int D, class RULE, class T>
+static __attribute__((noinline)) void attention_few(const attention_call<T>& c, const RULE& rule) {
   const i64 pairs = c.images * c.key_heads, rows = c.key_heads ? c.heads / c.key_heads * c.queries : 0;
   if (pairs * rows <= 0) return;
   const i64 work = pairs * rows * c.keys * D * 2;
   const int team = team_for(pairs * rows, work);
-  if (team == 1) return attention_few_run<D, MODE>(c, 1, 0, pairs);
+  if (team == 1) return attention_few_run<D>(c, rule, 1, 0, pairs);
   // what is read stays in a cache where several threads have rows of one head of keys
   const i64 groups = index_max(1, index_min((rows + 3) / 4, (team + pairs - 1) / pairs));
   const auto run = [&](i64 at, i64 of) {
-    attention_few_run<D, MODE>(c, groups, pairs * groups * at / of, pairs * groups * (at + 1) / of);
+    attention_few_run<D>(c, rule, groups, pairs * groups * at / of, pairs * groups * (at + 1) / of);
   };
   in_parts(team, parts_for(team, pairs * groups, work), run);
 }
 
-template <int D, int MODE, class T> static __attribute__((noinline)) void attention(const attention_call<T>& c) {
-  if (c.queries < attention_fewest) return attention_few<D, MODE>(c);
+template <int D, class RULE, class T> static __attribute__((noinline)) void attention(const attention_call<T>& c, const RULE& rule) {
+  typedef attention_held<T> held;
+  if (c.queries < attention_fewest && rule.is_shared(c)) return attention_few<D>(c, rule);
   constexpr int WIDE = (D + 31) / 32 * 32;
   const i64 pairs = c.images * c.key_heads, items = c.images * c.heads * c.blocks();
   if (items <= 0) return;
   const i64 work = items * c.keys * (32 * 8);
   const int team = team_for(items, work);
-  if (team == 1) return attention_run<D, MODE, T>(c, nullptr, 0, items);
+  if (team == 1) return attention_run<D>(c, rule, nullptr, 0, items);
   if (pairs >= 4 * team) {
     // whole heads for each: what is laid out stays near, and takes no memory for all of them
     const i64 shared = items / pairs;
     const auto alone = [&](i64 at, i64 of) {
-      attention_run<D, MODE, T>(c, nullptr, pairs * at / of * shared, pairs * (at + 1) / of * shared);
+      attention_run<D>(c, rule, nullptr, pairs * at / of * shared, pairs * (at + 1) / of * shared);
     };
     return in_parts(team, parts_for(team, pairs, work), alone);
   }
   const i64 each = 2 * c.key_rows() * WIDE, groups = c.key_rows() / 32;
-  T* const packed = (T*)scratch_new(pairs * each * i64(sizeof(T)));
+  held* const packed = (held*)scratch_new(pairs * each * i64(sizeof(held)));
   const auto pack = [&](i64 at, i64 of) {
     for (i64 k = pairs * groups * at / of; k < pairs * groups * (at + 1) / of; ++k) {
       const i64 pair = k / groups, from = k % groups * 32;
-      T* const to = packed + pair * each;
+      held* const to = packed + pair * each;
       attention_pack<D, WIDE>(c, pair / c.key_heads, pair % c.key_heads, from, from + 32, to, to + each / 2);
     }
   };
-  const auto run = [&](i64 at, i64 of) { attention_run<D, MODE, T>(c, packed, items * at / of, items * (at + 1) / of); };
+  const auto run = [&](i64 at, i64 of) { attention_run<D>(c, rule, packed, items * at / of, items * (at + 1) / of); };
   in_team(team, pack);
   in_parts(team, parts_for(team, items, work), run);
   scratch_free(packed);

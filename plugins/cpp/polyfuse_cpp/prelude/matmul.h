@@ -533,6 +533,31 @@ static __attribute__((unused)) void matmul_across(T* to, const S* from, i64 apar
   }
 }
 
+#if PF_W > 1
+// The same for C vectors of columns of a convolution's weight, of whole vectors of channels: the TAPS numbers of a channel are
+// contiguous, and laid out tap after tap. What is asked for comes from the second cache, or from further away.
+template <int TAPS, int C, class T>
+static __attribute__((noinline)) void matmul_taps_across(T* to, const T* from, i64 apart, i64 channels) {
+  const int lanes = int(Vec::lanes), wide = C * lanes, ahead = 4 * lanes;
+  for (int j = 0; j < C; ++j) {
+    const T* at = from + j * lanes * apart;
+    T* into = to + j * lanes;
+    for (i64 k = 0; k < channels; k += lanes, at += TAPS * lanes, into += lanes * wide)
+#pragma GCC unroll 16
+      for (int part = 0; part < TAPS; ++part) {
+        typename shape<T>::vec tile[lanes];
+        tile_load(tile, at + part * lanes, apart);
+#pragma GCC unroll 16
+        for (int i = 0; i < lanes; ++i) {
+          const int step = part * lanes + i;
+          __builtin_prefetch(at + i * apart + part * lanes + ahead);
+          store(into + (step % TAPS * channels + step / TAPS) * wide, tile[i]);
+        }
+      }
+  }
+}
+#endif
+
 // Sums over the lanes of as many vectors as there are lanes: lane i of the result is the sum of v[i].
 #if PF_W > 1
 template <int S, class V> PF_INLINE V matmul_halves(V a, V b) {

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.flex.call import Written
+from polyfuse.flex.problem import Array, Blocks, Problem
 from polyfuse.symbolic import IndexLike, floordiv, is_equal, mod, python_text
-from polyfuse_cuda.flex.call import Written
-from polyfuse_cuda.flex.problem import Array, Blocks, Problem
 from polyfuse_cutlass.attention.scores import function_text, mask_text, reads_score
 from polyfuse_cutlass.attention.text import AttentionText, check_copied, check_pairs, multiplication
 from polyfuse_cutlass.attention.tiles import BackwardTiles

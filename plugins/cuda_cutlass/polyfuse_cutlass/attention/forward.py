@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.flex.call import Written
+from polyfuse.flex.problem import Array, Blocks, Problem
 from polyfuse.symbolic import python_text
-from polyfuse_cuda.flex.call import Written
-from polyfuse_cuda.flex.problem import Array, Blocks, Problem
 from polyfuse_cutlass.attention.lines import line_of, line_text
 from polyfuse_cutlass.attention.scores import function_text, mask_text
 from polyfuse_cutlass.attention.text import AttentionText, check_copied, check_pairs, multiplication

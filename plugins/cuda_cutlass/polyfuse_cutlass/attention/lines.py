@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from polyfuse.flex.problem import AXES, SCORE, Problem, statements
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, loads, reindex, walk
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import coefficient, free_axes
-from polyfuse_cuda.flex.problem import AXES, SCORE, Problem, statements
 from polyfuse_cutlass.attention.scores import function_text, small_integers
 
 _KEY = AXES[3]

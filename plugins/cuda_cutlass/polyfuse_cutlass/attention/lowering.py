@@ -16,14 +16,14 @@ from polyfuse.base.errors import BackendUnavailableError, UnsupportedError
 from polyfuse.base.files import built_folder
 from polyfuse.base.folders import writable_root
 from polyfuse.base.settings import Settings
+from polyfuse.flex.call import KEY_LISTS, QUERY_LISTS, FlexCall, Written
+from polyfuse.flex.expected import FlexLaunch, expected_flex
+from polyfuse.flex.lowering import FlexKernels, Gradients, flex_lowerings
+from polyfuse.flex.problem import Array, Problem
 from polyfuse.ir.expr import apply, const
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Expected, Launchable, LoweringContext, Source, TensorValue
 from polyfuse.symbolic import axis
-from polyfuse_cuda.flex.call import KEY_LISTS, QUERY_LISTS, FlexCall, Written
-from polyfuse_cuda.flex.expected import FlexLaunch, expected_flex
-from polyfuse_cuda.flex.lowering import FlexKernels, Gradients, flex_lowerings
-from polyfuse_cuda.flex.problem import Array, Problem
 from polyfuse_cuda.template import ALIGNMENT, ComparedTemplate
 from polyfuse_cutlass.attention.backward import Totals, backward_source
 from polyfuse_cutlass.attention.forward import forward_source

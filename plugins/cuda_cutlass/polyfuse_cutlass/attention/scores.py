@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.flex.problem import AXES, GRADIENT, SCORE, Problem, statements
 from polyfuse.ir.expr import Expr, loads
 from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.statements import Cast, Compute, Constant, IndexValue, Load, Statement
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, bounds
-from polyfuse_cuda.flex.problem import AXES, GRADIENT, SCORE, Problem, statements
 from polyfuse_cutlass.codegen.ops import cast_text, literal, operation_text, unsupported_op
 from polyfuse_cutlass.codegen.text import index_text
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.flex.call import Written
+from polyfuse.flex.problem import Array, Blocks, Problem, arguments_of
 from polyfuse.kit import is_multiple
 from polyfuse.plugin import Source
 from polyfuse.symbolic import IndexLike, is_equal, python_text
-from polyfuse_cuda.flex.call import Written
-from polyfuse_cuda.flex.problem import Array, Blocks, Problem, arguments_of
 from polyfuse_cutlass.attention.scores import factors, reads_memory
 from polyfuse_cutlass.attention.tiles import ENDLESS, LANES, BackwardTiles, Tiles
 from polyfuse_cutlass.build.meta import KernelMeta, MetaArg, TensorMap

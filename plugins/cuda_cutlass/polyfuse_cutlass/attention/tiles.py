@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.flex.problem import Problem
 from polyfuse.ir.types import DType
-from polyfuse_cuda.flex.problem import Problem
 
 ENDLESS = 1 << 24
 """Side of a block that covers all there is: where there is no mask."""

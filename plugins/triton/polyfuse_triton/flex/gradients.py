@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from polyfuse_cuda.flex.call import Written
-from polyfuse_cuda.flex.problem import GRADIENT, Array, Blocks, Problem
+from polyfuse.flex.call import Written
+from polyfuse.flex.problem import GRADIENT, Array, Blocks, Problem
 from polyfuse_triton.dtypes import triton_type
 from polyfuse_triton.flex.scores import Scores
 from polyfuse_triton.flex.text import KernelText, size_text

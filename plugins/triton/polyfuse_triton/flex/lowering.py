@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from polyfuse.flex.call import KEY_LISTS, QUERY_LISTS, FlexCall, Written
+from polyfuse.flex.expected import FlexLaunch, expected_flex
+from polyfuse.flex.lowering import FlexKernels, Gradients, flex_lowerings
+from polyfuse.flex.problem import Array, Blocks, Problem
 from polyfuse.plugin import TensorValue
-from polyfuse_cuda.flex.call import KEY_LISTS, QUERY_LISTS, FlexCall, Written
-from polyfuse_cuda.flex.expected import FlexLaunch, expected_flex
-from polyfuse_cuda.flex.lowering import FlexKernels, Gradients, flex_lowerings
-from polyfuse_cuda.flex.problem import Array, Blocks, Problem
 from polyfuse_triton.dtypes import triton_type
 from polyfuse_triton.flex.gradients import key_gradient_source, query_gradient_source
 from polyfuse_triton.flex.text import KernelText

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from polyfuse.flex.problem import GRADIENT, SCORE, Added, Problem, score_axes, statements
 from polyfuse.ir.expr import Expr
 from polyfuse.ir.kernel import Kernel, KernelArg, Section
 from polyfuse.ir.statements import Load, Statement, indices
 from polyfuse.ir.types import DType
 from polyfuse.kit import KernelFacts, Writer
 from polyfuse.symbolic import IndexLike, free_axes, is_less, python_text
-from polyfuse_cuda.flex.problem import GRADIENT, SCORE, Added, Problem, score_axes, statements
 from polyfuse_triton.loops.indexing import Variable
 from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value

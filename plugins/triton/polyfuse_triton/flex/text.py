@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from polyfuse.flex.call import Written
+from polyfuse.flex.problem import SCORE, Array, Blocks, Problem, arguments_of
 from polyfuse.kit import Writer
 from polyfuse.plugin import Source
 from polyfuse.symbolic import IndexLike, python_text
-from polyfuse_cuda.flex.call import Written
-from polyfuse_cuda.flex.problem import SCORE, Array, Blocks, Problem, arguments_of
 from polyfuse_triton.build.meta import KernelMeta, MetaArg
 from polyfuse_triton.dtypes import pointer_type
 from polyfuse_triton.flex.scores import Scores

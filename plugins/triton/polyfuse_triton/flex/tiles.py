@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from polyfuse.flex.problem import Problem
 from polyfuse.ir.expr import walk
-from polyfuse_cuda.flex.problem import Problem
 from polyfuse_triton.loops.ops import LIBDEVICE
 from polyfuse_triton.target import Target
 

@@ -130,9 +130,10 @@ def _narrow_parts(matmul: Reduction, target: Target) -> int:
     if _is_wide(rows, columns, group, wide, target):
         return wide
     least, tiles = _FEWEST_STEPS * 2 * tile.length, -(-columns // tile.side)
-    if rows <= _FEW or group < _LONG_GROUP:
+    if rows <= _FEW or (group < _LONG_GROUP and rows <= _MANY):
         return most(tile.side, tile.length, least, 2.0)
-    if rows <= _MANY:
+    if rows <= _MANY or group < _LONG_GROUP:
+        # all programs are there at once
         return most(tile.side, tile.length, least, 2.0, _MOST_WIDE)
     parts = most(tile.side, tile.length, least, 2.0)
     # each multiprocessor has one program at a time

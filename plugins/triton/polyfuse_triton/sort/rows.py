@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from polyfuse.flex.problem import symbols_of
 from polyfuse.ir.nodes import View
 from polyfuse.ir.types import DType
 from polyfuse.kit import Writer
 from polyfuse.plugin import Source
 from polyfuse.symbolic import Index, IndexLike, is_equal, product, python_text
-from polyfuse_cuda.flex.problem import symbols_of
 from polyfuse_triton.build.meta import MetaArg
 from polyfuse_triton.dtypes import pointer_type
 

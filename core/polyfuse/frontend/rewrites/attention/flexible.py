@@ -28,13 +28,15 @@ def spell_out_flexible(state: Rewriting) -> int:
     Not those in double precision, of which PyTorch's fake tensors and eager mode give sums of other types.
     """
     count = 0
-    if state.stage != "inference" or state.lowered_elsewhere("cpu", _NAME):
+    if state.stage != "inference":
         return 0  # PyTorch has no gradients of it on the CPU
     for node in state.nodes():
         if ops.op_name(node.target) != _NAME:
             continue
         query = node.args[0].meta["val"]
         if query.device.type != "cpu" or query.dtype is torch.float64:
+            continue
+        if state.lowered_elsewhere(state, node):
             continue
         functions = _functions(state.module, node)
         if functions is not None and state.spend():

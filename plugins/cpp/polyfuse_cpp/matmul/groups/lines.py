@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
+from typing import Final
 
 from polyfuse.ir.statements import Compute, Constant, IndexValue, Statement
 from polyfuse.ir.types import DType
@@ -26,6 +27,9 @@ _SIDE_BY_SIDE = 4
 
 _ALONE = 14
 """Rows of a tile of one block alone, of whose weight each vector serves all of them."""
+
+ENOUGH: Final = 14
+"""Sums of a tile of all channels that hide how long an addition takes."""
 
 _HIDING = 7
 """Sums of a tile that nearly hide how long an addition takes."""
@@ -122,31 +126,34 @@ def grouped_tile(matmul: Matmul, lanes: int, registers: int, each: int) -> tuple
     return rows, vectors, min(max(1, sums // (rows * vectors * each)), _SIDE_BY_SIDE)
 
 
-def line_tile(matmul: Matmul, lanes: int, registers: int, each: int) -> tuple[int, int]:
+def line_tile(matmul: Matmul, width: int, lanes: int, registers: int, each: int) -> tuple[int, int]:
     """Rows and vectors of tiles along lines of a convolution of all channels; zeros: it has others.
 
     Args:
+        width: columns of a block.
         registers: that there are, of which a vector takes `each`.
     """
-    width = matmul.b.packed_width
     plain = matmul.dtype is matmul.b.memory is DType.f32 and width > 0 and width % lanes == 0
     single = all(matmul.facts.sizes[name] == 1 for name in (*matmul.batch, *matmul.b.axes[:-1]))
     if registers < 32 or not plain or not single:
         return 0, 0
     vectors = width // lanes
     rows = _rows_of_line(matmul, vectors, registers, each)
-    return (rows, vectors) if rows * vectors >= _ALONE else (0, 0)
+    return (rows, vectors) if rows * vectors >= ENOUGH else (0, 0)
 
 
 def _rows_of_line(matmul: Matmul, vectors: int, registers: int, each: int) -> int:
     """Rows of tiles that divide a line of the image; 0: there are no good ones."""
-    sums = (registers - 4) // each
-    most = min(_ALONE, sums // vectors)
-    length = matmul.extent(_moving(matmul)[-1:])
-    rows = next((n for n in range(most, 0, -1) if length % n == 0), 0)
+    rows = line_rows(matmul.extent(_moving(matmul)[-1:]), vectors, registers, each)
     if rows * vectors < _HIDING or group_lines(matmul, rows, vectors) is None:
         return 0
     return rows
+
+
+def line_rows(length: int, vectors: int, registers: int, each: int) -> int:
+    """The most rows that divide a line of so many, whose sums the registers hold."""
+    most = min(_ALONE, (registers - 4) // each // vectors)
+    return next((n for n in range(most, 0, -1) if length % n == 0), 0)
 
 
 def _moving(matmul: Matmul) -> list[str]:

@@ -8,6 +8,10 @@ that nothing is packed, and a table serves all of them.
       for some tiles of rows
         find the addresses of their rows, where they need a table
         for every few blocks of columns, for every one of the tiles: add up, and finish
+
+Where the weight is read as it is stored (`stored`), blocks are outside of tiles, and each is laid out once:
+
+      for every block of columns: lay it out; for every tile: add up, and finish
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ _ALL = "group_of_all"
 
 @dataclass
 class GroupedText(MatmulText):
-    """A convolution of groups, or of all channels along lines, with packed weights."""
+    """A convolution of groups, or of all channels along lines, with packed weights or as they are stored."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,6 +62,9 @@ class GroupedText(MatmulText):
         assert isinstance(taps, int) and isinstance(length, int) and isinstance(apart, int)
         self.taps, self.length, self.apart = taps, length, apart
         self.tiles = group_lines(self.matmul, self.plan.rows, self.plan.vectors)
+        self.stored = self.plan.path.packed
+        if self.stored:
+            self.b.layout = "across"
         # columns of the groups are side by side there, too
         width = sizes[self.matmul.b.axes[-1]] if group else 0
         self.touched = tuple(t for t in self.touched if stride(t.index, self.group) == width)
@@ -65,6 +72,11 @@ class GroupedText(MatmulText):
     @property
     def _tile_words(self) -> int:
         return self.taps * self.plan.rows
+
+    @property
+    def _block_size(self) -> int:
+        """Elements of a block of columns."""
+        return self.length * self.taps * self.wide
 
     def _thread(self) -> None:
         out, plan, kind = self.out, self.plan, self.matmul.dtype
@@ -80,11 +92,14 @@ class GroupedText(MatmulText):
                 zeros = str(self.lanes)  # what the last row of sums is read with
             sums = plan.blocks * self.tile_size
             tables = f"{len(self._table_names())} * group_count * table_length"
-            room = f"({zeros} + {sums} + {tables}) * {kind.itemsize}"
+            block = f" + {self._block_size}" if self.stored else ""
+            room = f"({zeros} + {sums} + {tables}{block}) * {kind.itemsize}"
             out.line(f"{kind}* const sums = ({kind}*)matmul_scratch({room});")
             out.line(f"{kind}* const zeros = sums + {sums};")
             out.line(f"for (i64 k = 0; k < {zeros}; ++k) zeros[k] = {kind}(0);")
             self._fill_tables(f"zeros + {zeros}")
+            if self.stored:
+                out.line(f"{kind}* const laid_out = zeros + {zeros} + {tables};")
             with out.block("for (i64 item = first_item; item < end_item; ++item)"):
                 self._item()
 
@@ -114,6 +129,9 @@ class GroupedText(MatmulText):
     def _item(self) -> None:
         out, plan, kind = self.out, self.plan, self.matmul.dtype
         declare_part(out)
+        if self.stored:
+            self._stored_blocks()
+            return
         with out.block(f"for (i64 tile_a = tile_from; tile_a < tile_to; tile_a += {_TILES})"):
             out.line(f"const i64 tile_e = index_min(tile_to, tile_a + {_TILES});")
             if self.tiles is None:
@@ -130,6 +148,26 @@ class GroupedText(MatmulText):
                 with out.block("for (i64 tile = tile_a; tile < tile_e; ++tile)"):
                     self._tile_rows()
                     self._blocks()
+
+    def _stored_blocks(self) -> None:
+        """Lay out one block after the other, and multiply all tiles with it."""
+        out, matmul = self.out, self.matmul
+        with out.block("for (i64 block_a = block_from; block_a < block_to; ++block_a)"):
+            out.line("const i64 blocks_here = 1, offsets[1] = {0};")
+            out.line(f"const {matmul.dtype}* const stored_at = {self._stored_at()};")
+            name = f"matmul_taps_across<{self.taps}, {self.plan.vectors}>"
+            out.line(f"{name}(laid_out, stored_at, {self.taps * self.length}, {self.length});")
+            with out.block("for (i64 tile = tile_from; tile < tile_to; ++tile)"):
+                self._tile_rows()
+                self._blocks()
+
+    def _stored_at(self) -> str:
+        """Where the first column of a block is stored."""
+        right = self.matmul.b
+        assert right.index is not None
+        names = dict.fromkeys((*self.matmul.depth, *self.matmul.batch, *right.axes[:-1]), "0")
+        names[right.axes[-1]] = f"(block_a * {self.wide})"
+        return f"{right.buffer} + {index_text(right.index, names)}"
 
     def _tile_rows(self) -> None:
         self.out.line(f"const i64 row_from = tile * {self.plan.rows};")
@@ -161,8 +199,9 @@ class GroupedText(MatmulText):
         for name in self.shared_axes:
             out.line(f"const i64 {name} = 0;")
         wide = self.wide
-        size = self.length * self.taps * wide
-        out.line(f"const {self.matmul.dtype}* const columns_at = {self.matmul.b.buffer} + block_a * {size};")
+        size = self._block_size
+        where = "laid_out" if self.stored else f"{self.matmul.b.buffer} + block_a * {size}"
+        out.line(f"const {self.matmul.dtype}* const columns_at = {where};")
         self._fetch_touched(f"block_a * {wide}", plan.blocks * wide)
         if self.tiles is not None:
             with out.block():

@@ -15,13 +15,13 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from polyfuse.flex.bounded import F32, TINY, Sure, values_of
+from polyfuse.flex.problem import GRADIENT, SCORE, Added, Blocks, Problem, statements
 from polyfuse.ir.expr import Expr
 from polyfuse.ir.interpreter.space import index_values
 from polyfuse.ir.statements import Statement
 from polyfuse.plugin import Expected
 from polyfuse.symbolic import IndexLike, evaluate, free_symbols
-from polyfuse_cuda.flex.bounded import F32, TINY, Sure, values_of
-from polyfuse_cuda.flex.problem import GRADIENT, SCORE, Added, Blocks, Problem, statements
 
 _LOG2E: Final = math.log2(math.e)
 _TF32: Final = 2.0**-9

@@ -14,12 +14,12 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.flex.problem import AXES, GRADIENT, SCORE, Added, Array, Blocks, Problem
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load, loads
 from polyfuse.ir.nodes import ExternCall, View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import LoweringContext, Source, TensorValue, device_of
-from polyfuse.symbolic import Index, IndexLike, axis
-from polyfuse_cuda.flex.problem import AXES, GRADIENT, SCORE, Added, Array, Blocks, Problem
+from polyfuse.symbolic import IndexLike, axis
 
 KEY_LISTS, QUERY_LISTS = (2, 6), (6, 10)
 """Positions of the lists of key blocks, and of query blocks, in the tuple of a block mask."""
@@ -37,7 +37,7 @@ class Written:
 
     source: Source
     arrays: tuple[str, ...]
-    sizes: tuple[Index, ...]
+    sizes: tuple[IndexLike, ...]
 
 
 @dataclass(frozen=True)

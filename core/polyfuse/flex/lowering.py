@@ -5,7 +5,7 @@ begin with. Whoever brings kernels says how they are written.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.settings import Settings
+from polyfuse.flex.call import FlexCall, is_read
+from polyfuse.flex.problem import Problem
 from polyfuse.plugin import Lowering, LoweringContext, TensorValue
-from polyfuse_cuda.flex.call import FlexCall, is_read
-from polyfuse_cuda.flex.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,16 @@ class FlexKernels(ABC):
         """Emit the calls that make the gradients of queries, keys and values, and return these."""
 
 
-def flex_lowerings(kernels: type[FlexKernels]) -> Mapping[str, Lowering]:
-    """The lowerings of both operators, by these kernels."""
+def flex_lowerings(
+    kernels: type[FlexKernels], takes: Callable[[Settings, Any], bool] | None = None
+) -> Mapping[str, Lowering]:
+    """The lowerings of both operators, by these kernels.
+
+    Args:
+        takes: whether they compute a traced call of the forward; None: any (`polyfuse.plugin.Lowering`).
+    """
     return {
-        "higher_order.flex_attention": Lowering(partial(_forward, kernels), library=True),
+        "higher_order.flex_attention": Lowering(partial(_forward, kernels), library=True, takes=takes),
         "higher_order.flex_attention_backward": Lowering(partial(_backward, kernels), library=True),
     }
 
