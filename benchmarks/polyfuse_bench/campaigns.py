@@ -292,6 +292,16 @@ def serving(selection: Selection) -> Plan:
     ]
 
 
+def callers(selection: Selection) -> Plan:
+    from polyfuse_bench.callers import CALLERS, CANDIDATES, NETWORKS, SECONDS
+
+    chosen = selection.backends if selection.backends != DEFAULT_BACKENDS else CANDIDATES
+    shared = {"kind": "callers", "size": selection.model_size, "backends": chosen, "callers": CALLERS}
+    names = _chosen(NETWORKS, selection.only, "network")
+    effort = {"rounds": selection.effort.rounds, "seconds": SECONDS}
+    return [functools.partial(_measured_row, {**shared, **effort, "name": name}) for name in names]
+
+
 def any_size(selection: Selection) -> Plan:
     from polyfuse_bench.any_size import MODES, NETWORKS, SIZES
 
@@ -359,6 +369,7 @@ CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "build": build,
     "tuning": tuning,
     "serving": serving,
+    "callers": callers,
     "layers": layers,
     "any_size": any_size,
     "autotune_backends": autotune_backends,

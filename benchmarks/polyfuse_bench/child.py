@@ -35,6 +35,7 @@ TASKS = {
     "model": "polyfuse_bench.model_timing",
     "compile": "polyfuse_bench.compile_time",
     "serving": "polyfuse_bench.serving",
+    "callers": "polyfuse_bench.callers",
     "layers": "polyfuse_bench.layers",
     "any_size": "polyfuse_bench.any_size",
     "autotune_backends": "polyfuse_bench.autotune_backends",

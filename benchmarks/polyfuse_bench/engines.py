@@ -7,6 +7,7 @@ Times the cases of one row in this process. OpenVINO and ONNX Runtime are option
 from __future__ import annotations
 
 import importlib
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
@@ -119,6 +120,29 @@ def engine(
 
 def openvino_call(prepared: Prepared, dtype: torch.dtype = torch.float32) -> Callable[[], list[torch.Tensor]]:
     """The network by OpenVINO, one stream, with as many threads as torch has, computing in `dtype`."""
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "NUM_STREAMS": 1,
+        "INFERENCE_PRECISION_HINT": PRECISIONS[dtype],
+    }
+    return _openvino(prepared, settings)()
+
+
+def openvino_requests(prepared: Prepared) -> Callable[[], Callable[[], list[torch.Tensor]]]:
+    """Makes calls that run side by side, in OpenVINO's mode for throughput on all cores of this process."""
+    settings = {
+        "PERFORMANCE_HINT": "THROUGHPUT",
+        "INFERENCE_NUM_THREADS": len(os.sched_getaffinity(0)),
+        "INFERENCE_PRECISION_HINT": PRECISIONS[torch.float32],
+    }
+    return _openvino(prepared, settings)
+
+
+def _openvino(
+    prepared: Prepared, settings: Mapping[str, Any]
+) -> Callable[[], Callable[[], list[torch.Tensor]]]:
+    """Makes calls of the network, each with a request of its own."""
     openvino = importlib.import_module("openvino")
     values = tuple(prepared.inputs.values())
     flat = Flat(prepared.model, list(prepared.inputs)).eval()
@@ -129,20 +153,19 @@ def openvino_call(prepared: Prepared, dtype: torch.dtype = torch.float32) -> Cal
     for port, value in zip(model.inputs, values, strict=True):
         port.get_node().set_partial_shape(openvino.PartialShape(list(value.shape)))
     model.validate_nodes_and_infer_types()
-    settings = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-        "NUM_STREAMS": 1,
-        "INFERENCE_PRECISION_HINT": PRECISIONS[dtype],
-    }
-    request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+    compiled_model = openvino.Core().compile_model(model, "CPU", dict(settings))
     arrays = [value.numpy() for value in values]
 
-    def call() -> list[torch.Tensor]:
-        results = request.infer(arrays, share_inputs=True, share_outputs=True)
-        return [torch.from_numpy(array) for array in results.values()]
+    def request() -> Callable[[], list[torch.Tensor]]:
+        own = compiled_model.create_infer_request()
 
-    return call
+        def call() -> list[torch.Tensor]:
+            results = own.infer(arrays, share_inputs=True, share_outputs=True)
+            return [torch.from_numpy(array) for array in results.values()]
+
+        return call
+
+    return request
 
 
 def onnxruntime_call(prepared: Prepared, folder: Path) -> Callable[[], list[torch.Tensor]]:

@@ -13,6 +13,7 @@ from polyfuse_bench.backends import DYNAMO, EAGER, INDUCTOR, POLYFUSE
 from polyfuse_bench.kernels.case import SMALL
 from polyfuse_bench.report_architectures import architectures_page
 from polyfuse_bench.report_autotuning import autotuning_table
+from polyfuse_bench.report_callers import callers_line, callers_section
 from polyfuse_bench.report_chart import kernels_chart, speed_chart
 from polyfuse_bench.report_distributed import parallel_training_section, two_devices_section
 from polyfuse_bench.report_engines import (
@@ -100,6 +101,8 @@ def one_line(kind: str, row: Row) -> str:
         parts = [f"{title(name)} {time_text(total(starts))}" for name, starts in row["starts"].items()]
     elif "calls" in row:
         parts = any_size_line(row)
+    elif "rates" in row:
+        parts = callers_line(row)
     elif "seconds" in row:
         parts = layers_line(row)
     elif "cold" in row:
@@ -134,6 +137,7 @@ def performance_page(results: Path) -> str | None:
             ("compile", _compile_section),
             ("build", _build_section),
             ("serving", serving_section),
+            ("callers", callers_section),
             ("layers", layers_section),
             ("any_size", any_size_section),
             ("tuning", _tuning_section),

@@ -61,7 +61,7 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
     effort = dataclasses.replace(QUICK if options.quick else Effort(), patience=options.patience)
     if options.rounds:
         effort = dataclasses.replace(effort, rounds=options.rounds)
-    together = options.together if kind in ("models", "kernels", "engines") else 1
+    together = options.together if kind in ("models", "kernels", "engines", "callers") else 1
     device = () if options.device == CPU else (options.device,)
     facts: dict[str, Any] = {
         "backends": options.backends,
@@ -79,10 +79,14 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
         facts["copy_rate"] = copy_rate(options.device)
     if kind == "gemm":
         facts["matrix_rates"] = {options.dtype: matrix_rate(options.device, options.dtype)}
-    if kind == "engines":
+    if kind in ("engines", "callers"):
         from polyfuse_bench.engines import versions
 
         facts["engines"] = versions()
+    if kind == "callers":
+        from polyfuse_bench.callers import CALLERS
+
+        facts["callers"] = CALLERS
     if ahead:
         facts["ahead"] = ahead
     name = "-".join(filter(None, (kind, *device, options.label)))
