@@ -145,7 +145,7 @@ class CppBackend(Backend):
         """Whether there are many pixels, or groups of channels; of windows of 1x1, some and not too many."""
         from polyfuse_cpp import generator
 
-        return generator.prepacks(matmul, hints, self.isa)
+        return generator.prepacks(matmul, hints, self.isa, torch.get_num_threads())
 
     def narrow_weight_rows(self, matmul: Reduction) -> tuple[int, int]:
         """Many where the weight lies along the depth, which is converted once for all rows."""

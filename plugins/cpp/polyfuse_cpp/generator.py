@@ -30,7 +30,13 @@ from polyfuse_cpp.matmul.split_k import matmul_text
 from polyfuse_cpp.matmul.tiled.padded import SMALL_WEIGHT, pixels_of
 from polyfuse_cpp.matmul.tiled.turned import lies_along_depth, may_turn
 from polyfuse_cpp.onednn.preferences import mkl_leaves_lanes
-from polyfuse_cpp.packed_blocks import fills_matrix_registers, is_part, multiplies_pairs, packed_width
+from polyfuse_cpp.packed_blocks import (
+    fills_matrix_registers,
+    is_part,
+    lies_along_columns,
+    multiplies_pairs,
+    packed_width,
+)
 from polyfuse_cpp.prelude import store_modes
 from polyfuse_cpp.tiling import lane_choices
 
@@ -102,6 +108,8 @@ _MOST_PLAIN_ROWS = 512
 """The same of rows whose weight is not packed once: the library packs it at each call."""
 _MANY_THREADS, _ROWS_SHARED = 8, 1536
 """From so many threads on, a kernel is faster up to so many rows."""
+_FEWEST_PACKED = 17
+"""Rows from which on many threads may pack a weight whose columns lie side by side at each call."""
 _MOST_STORED, _DEEP_ENOUGH = 512, 256
 """Rows of a linear layer of f32 up to which a kernel is faster than a library though its weight was not
 packed before, and the depth from which adding up lanes does not matter: it reads the weight along its depth,
@@ -204,6 +212,14 @@ def _reads_as_stored(matmul: Reduction, hints: Mapping[str, int]) -> bool:
     return near or (steps >= _DEEP_ENOUGH and 1 < rows <= most)
 
 
+def _packs_vectors(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
+    """Whether a linear layer has so many rows that packing its weight at each call, whose columns lie side by
+    side, does not count.
+    """
+    several = _rows(matmul, hints) >= _FEWEST_PACKED
+    return several and lies_along_columns(matmul) and packed_width(matmul, isa) > 0
+
+
 def _weight_bytes(matmul: Reduction) -> float:
     """Bytes of the weight of a linear layer; infinite where they vary."""
     count = prod(axis_size(a) for a in (matmul.axes[1], *matmul.raxes))
@@ -262,15 +278,17 @@ def _inside(matmul: Reduction, hints: Mapping[str, int]) -> float:
     return part if dilated else 1.0
 
 
-def prepacks(matmul: Reduction, hints: Mapping[str, int], isa: Isa) -> bool:
+def prepacks(matmul: Reduction, hints: Mapping[str, int], isa: Isa, threads: int = 1) -> bool:
     """Whether packing the weight of a convolution at each call takes longer than comparing it; of a window of
     1x1, longer than reading it packed. Of a linear layer, whether it has to be packed.
     """
     if len(matmul.axes) == 2 and len(matmul.raxes) == 1:
         if _beats_packing_again(matmul, isa):
             return not _reads_as_stored(matmul, hints)
-        turns = fills_matrix_registers(matmul, isa) and may_turn(matmul)
-        return not turns and not multiplies_pairs(matmul, isa)
+        tiled = fills_matrix_registers(matmul, isa)
+        shared = threads >= _MANY_THREADS and _packs_vectors(matmul, hints, isa)
+        near = tiled and (may_turn(matmul) or shared)
+        return not near and not multiplies_pairs(matmul, isa)
     pixels, grouped = _pixels(matmul, hints)
     if fills_matrix_registers(matmul, isa):
         return True

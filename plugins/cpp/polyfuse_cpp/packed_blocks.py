@@ -76,6 +76,17 @@ def multiplies_pairs(node: Reduction, isa: Isa) -> bool:
     return lies and has_pair_products(isa) and not has_matrix_registers(isa)
 
 
+def lies_along_columns(node: Reduction) -> bool:
+    """Whether the columns of a linear layer's weight lie side by side, and so do the steps of its rows:
+    packing the weight moves whole vectors.
+    """
+    rows, weight = node.values
+    if any(value.op != "load" or value.args for value in node.values):
+        return False
+    beside = coefficient(weight.index, axis_name(node.axes[1])) == 1
+    return beside and coefficient(rows.index, axis_name(node.raxes[0])) == 1
+
+
 def _is_whole(node: Reduction) -> bool:
     """Whether the steps of the depth that lie side by side are so many times what matrix registers hold."""
     channels, *taps = node.raxes

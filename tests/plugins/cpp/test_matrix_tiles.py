@@ -16,6 +16,7 @@ from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.expr import load
 from polyfuse.ir.nodes import Reduction
+from polyfuse.ir.text.parse import parse_kernel
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis, symbol
 from polyfuse_cpp import generator, packed_blocks
@@ -366,6 +367,36 @@ def matmul(columns: int, depth: int, dtype: DType = DType.bf16, taps: int = 1) -
     return Reduction("mm", (image, channel, row, column), (inside, down, over), ("o",), where, "dot", (x, w))
 
 
+WINDOWS = """kernel windows on cpu {
+  numerics fast
+  axes p0{256} ~ 256, p1{7} ~ 7, p2{7} ~ 7
+  raxes r0{3} ~ 3, r1{3} ~ 3, r2{160} ~ 160
+  in in1: bf16[36000]
+  in in2: bf16[368640]
+  out out0: bf16[12544]
+  loop {
+    v13 = load bf16 in1[4800*p1 + 320*p2 + 2400*r0 + 160*r1 + r2]
+    v14 = load bf16 in2[15360*r0 + 5120*r1 + 46080*(p0 // 32) + 64*(r2 // 2) + 2*(p0 % 32) + (r2 % 2)]
+    v15 = reduce f32 dot (v13, v14)
+  }
+  once {
+    v19 = cast bf16 (v15)
+    store bf16 set out0[p0 + 1792*p1 + 256*p2] = v19
+  }
+}
+"""
+
+
+def test_pixels_behind_the_last_line_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are computed for nothing read them: a tile with a sum that is no number is added up again."""
+    monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16", "PF_AMX"))
+    text = generator.text(parse_kernel(WINDOWS), None, choose_isa("avx512")).text
+    for plane, further in ((0, 1), (1, 0)):
+        assert (
+            f"matrix_zeros(copy + {plane} * plane_size + (line_count + {further}) * line_size, 320);" in text
+        )
+
+
 def test_which_convolutions_matrix_registers_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     isa = choose_isa("avx512")
     monkeypatch.setattr(isa_of, "dot_instructions", lambda: ("PF_DOT_BF16", "PF_AMX"))
@@ -547,11 +578,12 @@ class Along(nn.Module):
 @needs_pairs
 @pytest.mark.parametrize("freezing", [False, True])
 @pytest.mark.parametrize(
-    ("inside", "rows"), [(96, 37), pytest.param(80, 5, marks=pytest.mark.slow), (70, 64)]
+    ("inside", "rows", "depth"),
+    [(96, 37, 64), (96, 37, 74), pytest.param(80, 5, 74, marks=pytest.mark.slow), (70, 64, 74)],
 )
-def test_weights_whose_columns_lie_side_by_side(inside: int, rows: int, freezing: bool) -> None:
+def test_weights_whose_columns_lie_side_by_side(inside: int, rows: int, depth: int, freezing: bool) -> None:
     torch.manual_seed(0)
-    model, x = Along(74, inside).eval().bfloat16(), torch.randn(rows, 74).bfloat16()
+    model, x = Along(depth, inside).eval().bfloat16(), torch.randn(rows, depth).bfloat16()
     with torch.no_grad():
         found, exact = compiled(model, freezing=freezing)(x), copy.deepcopy(model).double()(x.double())
     torch.testing.assert_close(found.double(), exact, rtol=1e-2, atol=1e-2)
@@ -560,10 +592,13 @@ def test_weights_whose_columns_lie_side_by_side(inside: int, rows: int, freezing
         assert last_reports()[-1].calls == ((PACK,) if freezing and inside % 16 == 0 else ())
 
 
-def layer(rows: int | IndexLike, columns: int, depth: int, dtype: DType = DType.bf16) -> Reduction:
-    """The sums of a linear layer."""
+def layer(
+    rows: int | IndexLike, columns: int, depth: int, dtype: DType = DType.bf16, *, beside: bool = False
+) -> Reduction:
+    """The sums of a linear layer; `beside`: whether columns of the weight lie side by side, not its depth."""
     row, column, inside = axis("i0", rows), axis("i1", columns), axis("k0", depth)
-    x, w = load("x", row * depth + inside, dtype), load("w", column * depth + inside, dtype)
+    where = inside * columns + column if beside else column * depth + inside
+    x, w = load("x", row * depth + inside, dtype), load("w", where, dtype)
     return Reduction("mm", (row, column), (inside,), ("o",), row * columns + column, "dot", (x, w))
 
 
@@ -585,6 +620,11 @@ def test_which_linear_layers_matrix_registers_compute(monkeypatch: pytest.Monkey
     assert not generator.prepacks(layer(3136, 32, 32), {}, isa)
     for node in (layer(64, 3072, 80), layer(64, 3072, 776), layer(64, 1000, 768)):
         assert generator.prepacks(node, {}, isa)
+    # many threads pack one whose columns lie side by side at each call, if there are several rows
+    for rows, again in ((16, True), (17, False), (some, False)):
+        assert generator.prepacks(layer(rows, 3072, 768, beside=True), {"s0": 100}, isa, 8) is again
+    assert generator.prepacks(layer(64, 3072, 768, beside=True), {}, isa, 2)
+    assert generator.prepacks(layer(64, 1000, 768, beside=True), {}, isa, 8)
 
 
 def test_which_linear_layers_are_multiplied_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:

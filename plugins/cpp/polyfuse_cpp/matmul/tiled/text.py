@@ -195,6 +195,8 @@ class TiledWindowText(MatmulText):
     def _copy(self) -> None:
         out, padded = self.out, self.padded
         down, along = padded.down, padded.along
+        # as many as there is room for behind the last plane
+        behind = min(self.reach, self.plan.rows * along.step) * padded.width
         self._single()
         for plane, (phase, further) in enumerate(self.phases.items()):
             with out.block(f"for (i64 line = 0; line < line_count + {further}; ++line)"):
@@ -213,6 +215,11 @@ class TiledWindowText(MatmulText):
                     name = f"matrix_pixels<{padded.channels}, {padded.width}>"
                     pixels = f"{padded.pitch}, pixel, pixel_end, line_size / {padded.width}"
                     out.line(f"{name}(to, {padded.load.buffer} + ({at}), {pixels});")
+            # rows that are computed for nothing read pixels behind the last line: what an earlier kernel left
+            # there may be no number, for which a whole tile would be added up again
+            if behind:
+                line = f"(line_count + {further}) * line_size"
+                out.line(f"matrix_zeros(copy + {plane} * plane_size + {line}, {behind});")
 
     def _axes_at(self, slope: Slope, pixel: str) -> None:
         """Declare a result and a tap that read a pixel."""
