@@ -304,8 +304,9 @@ def _decode_section(content: dict[str, Any]) -> list[str]:
     names = by_backend(timing["name"] for row in content["rows"] for timing in row["timings"])
     heading = "Decoding, autotuned" if any("max-autotune" in name for name in names) else "Decoding"
     rate, table = content.get("copy_rate"), []
-    if rate and not any(row["name"].endswith("_1") for row in content["rows"]):
-        heading += ", several sequences"
+    alone = {row["name"].endswith("_1") for row in content["rows"]}
+    if rate and len(alone) == 1:
+        heading += ", one sequence" if alone == {True} else ", several sequences"
     for row in content["rows"]:
         roof = rate or row["read_rate"]
         medians = {timing["name"]: timing["median"] for timing in row["timings"]}
