@@ -29,9 +29,14 @@ from polyfuse.torch_compat import ops
 
 @dataclass(frozen=True)
 class OfferedRewrites:
-    """Runs the rewrites of a session's plugins. One that raises leaves the call as it is."""
+    """Runs the rewrites of a session's plugins. One that raises leaves the call as it is.
+
+    Attributes:
+        native: whether the program has to run without Python: no call becomes that of an object.
+    """
 
     extensions: Extensions
+    native: bool = False
 
     def __call__(self, state: Rewriting) -> Sequence[tuple[str, int]]:
         """Apply them; returns how often each one did something, by plugin and name."""
@@ -46,6 +51,8 @@ class OfferedRewrites:
 
     def lowers(self, state: Rewriting, node: Node) -> bool:
         """Whether a plugin offers a lowering that takes a call. One that raises takes none."""
+        if self.native:
+            return False
         for offer in self.extensions.lowerings(_device_type(node)).get(ops.op_name(node.target), ()):
             try:
                 if offer.item.takes is None or offer.item.takes(state.settings, node):

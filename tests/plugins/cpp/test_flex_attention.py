@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from polyfuse import aot
 from polyfuse.compiler.session import forget_sessions
 from polyfuse_cpp.attention.flex import FlexKernel
 from requirements import needs_pairs
@@ -163,3 +165,17 @@ def test_a_kernel_serves_lengths_that_vary(calls: list[FlexKernel]) -> None:
         with torch.no_grad():
             torch.testing.assert_close(function(*given), flex_attention(*given), rtol=1e-5, atol=1e-5)
     assert len(calls) == 2
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_packages(tmp_path: Path, native: bool) -> None:
+    """A package holds the kernel; one that runs without Python has it spelled out."""
+
+    class Attention(torch.nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+            return flex_attention(q, k, v, score_mod=by_distance)
+
+    operands = tuple(torch.randn(1, 2, 64, 32) for _ in range(3))
+    model = Attention().eval()
+    packed = aot.load(aot.package(model, operands, path=tmp_path / "model.pf", native=native))
+    torch.testing.assert_close(packed(*operands), model(*operands))

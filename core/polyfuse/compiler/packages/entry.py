@@ -56,17 +56,20 @@ def compile_entry(
     modules: tuple[str, ...],
     *,
     last: bool,
+    native: bool,
     written: Collection[int] = (),
 ) -> PackagedEntry:
     """Compile an exported program; its tensors go into `table`.
 
     Args:
         last: whether convolutions may get their channels last.
+        native: whether the program has to run without Python.
         written: addresses of tensors that some entry writes to: nothing that follows from them is folded.
     """
     values = fx.placeholder_values(exported.module.graph)
     env = fake.shape_env_of(fake.detect_fake_mode(values))
-    built, folded = _compile(name, exported, session, last, written)
+    offered = OfferedRewrites(session.extensions, native)
+    built, folded = _compile(name, exported, session, offered, last, written)
     texts = shapes.condition_texts(env, values)
     program = packaged_program(name, built, table, session)
     check_operators(program.operators, modules)
@@ -94,7 +97,12 @@ def compile_entry(
 
 
 def _compile(
-    name: str, exported: ExportedGraph, session: CompileSession, last: bool, written: Collection[int]
+    name: str,
+    exported: ExportedGraph,
+    session: CompileSession,
+    offered: OfferedRewrites,
+    last: bool,
+    written: Collection[int],
 ) -> tuple[BuiltGraph, Folded | None]:
     found: list[BuiltGraph] = []
     frozen: list[FrozenValues] = []
@@ -113,7 +121,7 @@ def _compile(
         settings=session.settings,
         name=name,
         static=stored,
-        more=OfferedRewrites(session.extensions),
+        more=offered,
         channels_last=session.wants_channels_last if last else None,
         elementwise=session.extensions.is_elementwise,
         reads_narrow=session.reads_narrow,

@@ -100,7 +100,9 @@ def package(
         if item.mutated and item.name in graph.tensors
     }
     entries = {
-        name: compile_entry(name, graph, table, session, tuple(modules), last=name in last, written=written)
+        name: compile_entry(
+            name, graph, table, session, tuple(modules), last=name in last, native=native, written=written
+        )
         for name, graph in graphs.items()
     }
     libraries = native_libraries(entries, table.rows(), session) if native else {}
