@@ -24,6 +24,22 @@ from polyfuse.symbolic import axis, symbol
 F, I = DType.f32, DType.i64
 
 
+def inside_image(side: int, dtype: str = "f32") -> str:
+    """Statements, as text, by which a load at line `y` and pixel `x` of a square image is `nothing`
+    where it is not `inside`.
+    """
+    return f"""zero = const i64 0
+    end = const i64 {side}
+    c0 = ge bool (y, zero)
+    c1 = lt bool (y, end)
+    c2 = ge bool (x, zero)
+    c3 = lt bool (x, end)
+    c4 = bitwise_and bool (c0, c1)
+    c5 = bitwise_and bool (c2, c3)
+    inside = bitwise_and bool (c4, c5)
+    nothing = const {dtype} 0.0"""
+
+
 def softmax_kernel() -> Kernel:
     """Three rows of five: a loop with a row buffer and an online softmax, then one that reads it."""
     i, r = axis("i0", 3), axis("r0", 5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ir_samples import inside_image
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.text.parse import parse
 
@@ -305,16 +306,7 @@ kernel convolution on cuda {{
   loop {{
     y = index i64 <p1 + r1 - {pad}>
     x = index i64 <p2 + r2 - {pad}>
-    zero = const i64 0
-    end = const i64 {s}
-    c0 = ge bool (y, zero)
-    c1 = lt bool (y, end)
-    c2 = ge bool (x, zero)
-    c3 = lt bool (x, end)
-    c4 = bitwise_and bool (c0, c1)
-    c5 = bitwise_and bool (c2, c3)
-    inside = bitwise_and bool (c4, c5)
-    nothing = const {dtype} 0.0
+    {inside_image(s, dtype)}
     a = load {dtype} in0[{taken}] if inside else nothing
     b = load {dtype} in1[{weight}]
     acc = reduce f32 dot (a, b)

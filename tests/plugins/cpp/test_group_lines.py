@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from ir_samples import inside_image
 from polyfuse.compiler.reports.report import last_reports
 from polyfuse.ir.text.parse import parse_kernel
 from polyfuse_cpp.isa import ISAS, detect_isa
@@ -26,16 +27,7 @@ kernel groups on cpu {{
   loop {{
     y = index i64 <p1*{step} + r0*{apart} - {border}>
     x = index i64 <p2*{step} + r1*{apart} - {border}>
-    zero = const i64 0
-    end = const i64 {width}
-    c0 = ge bool (y, zero)
-    c1 = lt bool (y, end)
-    c2 = ge bool (x, zero)
-    c3 = lt bool (x, end)
-    c4 = bitwise_and bool (c0, c1)
-    c5 = bitwise_and bool (c2, c3)
-    inside = bitwise_and bool (c4, c5)
-    nothing = const f32 0.0
+    {inside}
     a = load f32 in0[{index}] if inside else nothing
     b = load f32 in1[576*p3 + p4 + 192*r0 + 64*r1 + 8*r2]
     acc = reduce f32 dot (a, b)
@@ -62,7 +54,7 @@ def groups(line: int, step: int = 1, apart: int = 1, border: int = 1) -> Matmul:
         "apart": apart,
         "border": border,
     }
-    return matmul_of(parse_kernel(GROUPS.format(**numbers, index=index, width=width)))
+    return matmul_of(parse_kernel(GROUPS.format(**numbers, index=index, inside=inside_image(width))))
 
 
 def lines_of(matmul: Matmul) -> GroupLines | None:
@@ -109,8 +101,8 @@ def test_lines_that_no_tiles_fill_or_whose_inner_tiles_have_a_border_have_tables
 def all_channels(line: int) -> Matmul:
     """A convolution of 8 to 64 channels, whose weight lies in blocks of 32 columns."""
     index = f"{8 * line * line}*p0 + {8 * line}*p1 + 8*p2 + {8 * line}*r0 + 8*r1 + r2 - {8 * line + 8}"
-    numbers = {"row": 64 * line, "image": 64 * line * line, "lines": line, "line": line, "width": line}
-    text = GROUPS.format(**numbers, step=1, apart=1, border=1, index=index)
+    numbers = {"row": 64 * line, "image": 64 * line * line, "lines": line, "line": line}
+    text = GROUPS.format(**numbers, step=1, apart=1, border=1, index=index, inside=inside_image(line))
     text = text.replace(", p3{4} ~ 4, p4{8} ~ 8", ", p3{64} ~ 64").replace("p2*32 + p3*8 + p4", "p2*64 + p3")
     weight = "in1[2304*(p3 // 32) + (p3 % 32) + 768*r0 + 256*r1 + 32*r2]"
     text = text.replace("in1[576*p3 + p4 + 192*r0 + 64*r1 + 8*r2]", weight).replace("2304]", "4608]")

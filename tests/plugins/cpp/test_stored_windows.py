@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from ir_samples import inside_image
 from polyfuse.compiler.reports.report import last_reports
 from polyfuse.ir.text.parse import parse_kernel
 from polyfuse_cpp.isa import ISAS
@@ -29,16 +30,7 @@ kernel window on cpu {{
   loop {{
     y = index i64 <p1 + r1 - 1>
     x = index i64 <p2 + r2 - 1>
-    zero = const i64 0
-    end = const i64 14
-    c0 = ge bool (y, zero)
-    c1 = lt bool (y, end)
-    c2 = ge bool (x, zero)
-    c3 = lt bool (x, end)
-    c4 = bitwise_and bool (c0, c1)
-    c5 = bitwise_and bool (c2, c3)
-    inside = bitwise_and bool (c4, c5)
-    nothing = const f32 0.0
+    {inside}
     a = load f32 in0[{image}] if inside else nothing
     b = load f32 in1[{depth}*p0 + 9*r0 + 3*r1 + r2]
     acc = reduce f32 dot (a, b)
@@ -61,6 +53,7 @@ def window(columns: int, channels: int, last: bool = True) -> Any:
         image=f"{line}*p1 + {channels}*p2 + r0 + {line}*r1 + {channels}*r2 - {line + channels}",
         depth=9 * channels,
         result=result,
+        inside=inside_image(14),
     )
     return matmul_of(parse_kernel(text))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeAlias
 
 from polyfuse.base.digest import digest
+from polyfuse.base.errors import PolyfuseError, UnsupportedError
 from polyfuse.base.files import built_folder
 from polyfuse.base.folders import made_in_cache, writable_root
 from polyfuse.base.process import Background
@@ -18,7 +20,7 @@ _Loaded: TypeAlias = tuple[Launchable, Path, str]
 """A kernel, the folder that it was built into, and its key there."""
 
 
-class BuiltKernel:
+class BuiltKernel(ABC):
     """A kernel whose build begins when this is made. A subclass writes its `source`.
 
     Args:
@@ -35,9 +37,9 @@ class BuiltKernel:
         self.settings = settings
         self._built = Background(self._build, f"polyfuse-{name}")
 
+    @abstractmethod
     def source(self, backend: CppBackend) -> Source:
         """Its text for a backend's instruction set."""
-        raise NotImplementedError
 
     def launchable(self) -> Launchable:
         """Wait for its build.
@@ -51,6 +53,20 @@ class BuiltKernel:
         """Wait for its build; see `polyfuse.plugin.PackableKernel`."""
         _, folder, key = self._built.result()
         return self.plugin, folder, key
+
+    def check_built(self, what: str) -> None:
+        """Wait for its build, where there is nothing to fall back to later.
+
+        Args:
+            what: the kernel, as a message begins.
+
+        Raises:
+            UnsupportedError: it cannot be built.
+        """
+        try:
+            self.located()
+        except (OSError, PolyfuseError) as error:
+            raise UnsupportedError(f"{what} cannot be built ({error})") from error
 
     @cached_property
     def key(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from polyfuse.base.errors import BackendUnavailableError, PolyfuseError, UnsupportedError
+from polyfuse.base.errors import BackendUnavailableError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.flex.call import KEY_LISTS, FlexCall
 from polyfuse.flex.expected import FlexLaunch, expected_flex
@@ -113,10 +113,7 @@ class CppFlexKernels(FlexKernels):
         read, wrote = (tuple(array.name for array in arrays) for arrays in (operands, made))
         launch = FlexLaunch(problem, lists, False, written.arrays, symbols, read, wrote)
         kernel = FlexKernel(written.source, launch, settings)
-        try:
-            kernel.located()
-        except (OSError, PolyfuseError) as error:
-            raise UnsupportedError(f"the kernel of flexible attention cannot be built ({error})") from error
+        kernel.check_built("the kernel of flexible attention")
         call.emit(kernel, written, results)
 
     def backward(

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Final
 
-from polyfuse.base.errors import PolyfuseError, UnsupportedError
+from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.nodes import ExternCall, View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Lowering, LoweringContext, TensorValue
 from polyfuse.symbolic import IndexLike, is_equal
 from polyfuse_cpp.attention.expected import Form
-from polyfuse_cpp.attention.kernel import AttentionKernel, attention_kernel
+from polyfuse_cpp.attention.kernel import attention_kernel
 from polyfuse_cpp.isa import choose_isa, has_pair_products
 from polyfuse_cpp.onednn.preferences import mkl_leaves_lanes
 
@@ -64,7 +64,7 @@ def attention(
     dtype = DType.f32 if query.dtype is DType.f32 else DType.bf16
     kernel = attention_kernel(width, form, ctx.settings, dtype)
     if ctx.packaged:
-        _check_built(kernel)
+        kernel.check_built("attention is the library's, for its kernel")
     views = [ctx.realize(operand) for operand in (query, key, value)]
     if any(view.stride[-1] != 1 for view in views):
         raise UnsupportedError("numbers of a head that do not lie side by side are the library's")
@@ -133,16 +133,6 @@ def _is_long(query: TensorValue, key: TensorValue) -> bool:
     if not isinstance(rows, int) or (rows in _FEW and not is_equal(query.size[1], key.size[1])):
         return True
     return rows >= _SOME_QUERIES and (not isinstance(keys, int) or keys >= _SOME_KEYS)
-
-
-def _check_built(kernel: AttentionKernel) -> None:
-    """Raise `UnsupportedError` unless the kernel is there: a package has nothing to fall back to."""
-    try:
-        kernel.located()
-    except (OSError, PolyfuseError) as error:
-        raise UnsupportedError(
-            f"attention is the library's, for its kernel cannot be built ({error})"
-        ) from error
 
 
 def _shares_heads(query: TensorValue, key: TensorValue, value: TensorValue) -> bool:
